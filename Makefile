@@ -1,0 +1,42 @@
+# `make train` and `make test` do everything on a machine with Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+CONFIG ?= configs/ppo_cartpole.toml
+
+.PHONY: install train test test-all check format lint types clean
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("tianji needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,box2d,video]'
+	@touch $(READY)
+
+train: $(READY)
+	$(BIN)/tianji train $(CONFIG)
+
+test: $(READY)
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,43 @@
+"""TianJi: reinforcement learning whose actors, buffer and learners run their own loops."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tianji.algorithm import register_algorithm as register_algorithm
+    from tianji.config import load_config as load_config
+    from tianji.env import register_env as register_env
+    from tianji.errors import Failure as Failure
+    from tianji.errors import Refusal as Refusal
+    from tianji.run import Result as Result
+    from tianji.run import resume as resume
+    from tianji.run import train as train
+    from tianji.trained import load as load
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "train": "run",
+    "resume": "run",
+    "Result": "run",
+    "load": "trained",
+    "load_config": "config",
+    "register_env": "env",
+    "register_algorithm": "algorithm",
+    "Refusal": "errors",
+    "Failure": "errors",
+}
+
+__all__ = [
+    "Failure", "Refusal", "Result", "load", "load_config", "register_algorithm", "register_env",
+    "resume", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes a second to import: `tianji --help` must not wait for it.
+    if name in _HOME:
+        return getattr(importlib.import_module(f"tianji.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'tianji' has no attribute {name!r}")

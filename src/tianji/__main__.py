@@ -1,0 +1,311 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tianji.run import Result
+
+OVERRIDES = "dotted keys of the config and their values, such as seed=3 algorithm.gamma=0.98"
+
+EXITS = """exit codes:
+  0    a stop condition holds        1    failed after the first step
+  2    refused before the first step 75   stopped by SIGTERM or SIGUSR1, with a checkpoint
+  130  Ctrl-C, with a checkpoint
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    from tianji.errors import Failure, Refusal
+
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except Refusal as error:
+        return _ended(arguments, "refused", error, 2)
+    except Failure as error:
+        return _ended(arguments, "failed", error, 1)
+    except KeyboardInterrupt:
+        print("interrupted before anything could be saved", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30)
+
+    top = argparse.ArgumentParser(
+        prog="tianji",
+        description="Train reinforcement-learning agents from config files.",
+        epilog="start here:\n  tianji train ppo_cartpole\n  tianji list\n\n" + EXITS,
+        formatter_class=formatter,
+    )
+    top.add_argument("--version", action=_Version, help="print the version and end")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int], about: str, more: str = ""
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=about,
+            description=f"{about[0].upper()}{about[1:]}.",
+            epilog=more,
+            formatter_class=formatter,
+        )
+        sub.set_defaults(command=command, json=False)
+        return sub
+
+    train = add(
+        "train",
+        _train,
+        "train from a config file",
+        "examples:\n"
+        "  tianji train configs/ppo_cartpole.toml\n"
+        "  tianji train ppo_cartpole seed=3 stop.return=300 --name first\n\n" + EXITS,
+    )
+    train.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
+    train.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+    train.add_argument("--name", help="the run folder's name (default: config, time and seed)")
+    train.add_argument("--runs", default="runs", help="where run folders are made (default: runs)")
+    _add_output(train)
+
+    resume = add(
+        "resume",
+        _resume,
+        "go on with a run from its checkpoint",
+        "examples:\n"
+        "  tianji resume runs/first\n  tianji resume runs/first stop.steps=2000000\n\n" + EXITS,
+    )
+    resume.add_argument("run", metavar="RUN", help="a run folder")
+    resume.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="of [stop], [eval] and [checkpoint]: when it ends, what it keeps",
+    )
+    _add_checkpoint(resume)
+    _add_output(resume)
+
+    evaluate = add("eval", _eval, "play whole episodes greedily and report their returns")
+    evaluate.add_argument("run", metavar="RUN", help="a run folder")
+    evaluate.add_argument("--episodes", type=_count, default=10, help="how many (default: 10)")
+    evaluate.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+    _add_checkpoint(evaluate)
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
+
+    play = add("play", _play, "show one episode: in a window, or as a GIF or MP4")
+    play.add_argument("run", metavar="RUN", help="a run folder")
+    play.add_argument("--video", metavar="FILE", type=Path, help="write FILE, .gif or .mp4")
+    play.add_argument("--seed", type=int, default=0, help="of the episode (default: 0)")
+    _add_checkpoint(play)
+
+    show = add("show", _show, "print the resolved config: each key, its value, origin, meaning")
+    show.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
+    show.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+
+    listing = add("list", _list, "list algorithms, presets, shipped configs and environments")
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
+
+    doctor = add("doctor", _doctor, "say what works on this machine and what to install")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    return top
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        import tianji
+
+        print(f"tianji {tianji.__version__}")
+        parser.exit()
+
+
+def _add_output(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line of stdout"
+    )
+    sub.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+
+
+def _add_checkpoint(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--checkpoint",
+        default="latest",
+        metavar="WHICH",
+        help="latest (default), best, or a folder's name such as step_000000004096",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments,
+        lambda view, age: _module("run").train(
+            arguments.config,
+            arguments.overrides,
+            name=arguments.name,
+            runs=arguments.runs,
+            view=view,
+            age=age,
+        ),
+    )
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments,
+        lambda view, age: _module("run").resume(
+            arguments.run, arguments.overrides, checkpoint=arguments.checkpoint, view=view, age=age
+        ),
+    )
+
+
+def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int:
+    from tianji.machine import process_age
+    from tianji.view.terminal import choose_view
+
+    # With --json, stdout is for the one object: the view goes to stderr.
+    view = choose_view(sys.stderr if arguments.json else sys.stdout, arguments.plain)
+    result = go(view, process_age)
+    if arguments.json:
+        print(json.dumps(result.tree()))
+    else:
+        for line in _told(result):
+            print(line)
+    return result.exit_code
+
+
+def _told(result: Result) -> list[str]:
+    from tianji.view.terminal import human
+
+    mean = "no episode ended" if result.return_mean is None else f"{result.return_mean:.1f}"
+    words = {"done": "done", "interrupted": "interrupted, saved", "stopped": "stopped, saved"}
+    lines = [
+        f"{words[result.status]}: {result.stop_reason}",
+        f"  return      {mean} (mean of the last 100 episodes of {result.episodes})",
+        f"  steps       {human(result.steps)} in {result.updates} updates, {result.wall_s:.1f} s",
+        f"  steps/s     {human(result.steps_per_s['received'])} received, "
+        f"{human(result.steps_per_s['consumed'])} consumed",
+        f"  run folder  {result.run_dir}",
+    ]
+    if result.resumed:
+        lines.append(f"  resumed     {result.resumed}")
+    lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in result.notes.items()]
+    if result.status == "done":
+        lines.append(f"next: tianji eval {result.run_dir}")
+    else:
+        lines.append(f"go on with: tianji resume {result.run_dir}")
+    return lines
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    trained = _module("trained").load(arguments.run, arguments.checkpoint)
+    episodes = trained.evaluate(arguments.episodes, arguments.seed)
+    returns, lengths = episodes["return"].tolist(), episodes["length"].tolist()
+    mean = sum(returns) / len(returns)
+    spread = (sum((r - mean) ** 2 for r in returns) / len(returns)) ** 0.5
+    if arguments.json:
+        print(
+            json.dumps(
+                {
+                    "run_dir": str(trained.run),
+                    "version": trained.version,
+                    "episodes": len(returns),
+                    "return_mean": mean,
+                    "return_std": spread,
+                    "return_min": min(returns),
+                    "return_max": max(returns),
+                    "length_mean": sum(lengths) / len(lengths),
+                    "returns": returns,
+                    "lengths": lengths,
+                }
+            )
+        )
+    else:
+        print(f"{len(returns)} episodes of {trained.config.env.id}, version {trained.version}")
+        print(f"  return {mean:.1f} ± {spread:.1f} (from {min(returns):.1f} to {max(returns):.1f})")
+        print(f"  length {sum(lengths) / len(lengths):.1f} steps")
+    return 0
+
+
+def _play(arguments: argparse.Namespace) -> int:
+    trained = _module("trained")
+    frames, total = trained.load(arguments.run, arguments.checkpoint).frames(arguments.seed)
+    if arguments.video is None:
+        trained.show_window(frames)
+        print(f"return {total:.1f}")
+    else:
+        trained.write_video(arguments.video, frames)
+        print(f"{arguments.video}: {len(frames)} frames, return {total:.1f}")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    config = _module("config").load_config(arguments.config, arguments.overrides)
+    rows = config.keys()
+    if arguments.json:
+        named = ("value", "origin", "meaning")
+        print(json.dumps({key: dict(zip(named, rest, strict=True)) for key, *rest in rows}))
+        return 0
+    shown = [(k, "-" if v is None else json.dumps(v), o, m) for k, v, o, m in rows]
+    wide = [max(len(row[i]) for row in shown) for i in range(3)]
+    section = ""
+    for row in shown:
+        head = row[0].rpartition(".")[0]
+        if head != section:
+            print(f"\n[{head}]")
+            section = head
+        key, value, origin = (text.ljust(n) for text, n in zip(row, wide, strict=False))
+        print(f"{key}  {value}  {origin}  {row[3]}")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    catalogue = _module("catalogue")
+    listed = catalogue.catalogue()
+    print(json.dumps(listed) if arguments.json else catalogue.told(listed))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    doctor = _module("doctor")
+    findings = doctor.examine()
+    print(json.dumps(findings) if arguments.json else doctor.told(findings))
+    return 0 if all(f["works"] or not f["needed"] for f in findings) else 1
+
+
+def _ended(arguments: argparse.Namespace, status: str, error: Exception, code: int) -> int:
+    print(f"{status}: {error}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps({"status": status, "error": type(error).__name__, "message": str(error)}))
+    return code
+
+
+def _module(name: str) -> Any:
+    """Imported when a command needs it: torch takes a second."""
+    import importlib
+
+    return importlib.import_module(f"tianji.{name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The actor: steps its envs with its policy, straight into the slot it was granted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tianji.algorithm import Decision, Policy
+from tianji.channel import Newest, Outbox, Slot
+from tianji.env import Env, Restorable
+from tianji.errors import Failure
+from tianji.role import Did, State, generator_state, load_generator_state
+from tianji.types import (
+    EPISODES,
+    GAP,
+    PRODUCED,
+    SEQ,
+    SOURCE,
+    STEPS,
+    UPDATE,
+    VERSION,
+    Leaves,
+    Params,
+    Rollout,
+)
+
+LOAD, INFER, SIMULATE = Did("load"), Did("infer"), Did("simulate")
+NO_GRANT, NO_VERSION = Did(waits="buffer"), Did(waits="learner")
+
+
+class Actor:
+    """Tasks 1 and 2 in one role: choosing actions is a call, not a message."""
+
+    def __init__(
+        self,
+        index: int,
+        env: Env,
+        policy: Policy,
+        rollouts: Outbox,
+        snapshots: Newest,
+        lead: int,
+        rng: np.random.Generator,
+        seed: int,
+    ) -> None:
+        self.name = f"actor-{index}"
+        self.produced = 0
+        """valid steps so far"""
+        self._index = index
+        self._env = env
+        self._policy = policy
+        self._rollouts = rollouts
+        self._snapshots = snapshots
+        self._lead = lead
+        self._rng = rng
+        self._params = Params(policy.shapes)
+        self._version = -1
+        self._observation = env.reset(seed)
+        self._recurrent = policy.initial(env.num_envs)
+        self._returns = np.zeros(env.num_envs, np.float64)
+        self._lengths = np.zeros(env.num_envs, np.int64)
+        self._seq = 0
+        self._gap = True
+        self._slot: Slot | None = None
+        self._rollout: Rollout | None = None
+        self._t = 0
+        self._decision: Decision | None = None
+
+    def step(self) -> Did:
+        if self._rollout is None:
+            return self._begin()
+        if self._decision is None:
+            observation = {name: rows[self._t] for name, rows in self._rollout.observation.items()}
+            self._decision = self._policy.act(observation, self._recurrent, self._rng)
+            return INFER
+        self._simulate(self._rollout, self._decision)
+        self._decision = None
+        return SIMULATE
+
+    def state(self) -> State:
+        """A rollout that is half made lies in the channel's memory; here is how far it is."""
+        state: State = {
+            "produced": self.produced,
+            "seq": self._seq,
+            "gap": self._gap,
+            "t": self._t if self._rollout is not None else -1,
+            "version": self._version,
+            "params": self._params.flat.copy(),
+            "rng": generator_state(self._rng),
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "recurrent": {name: array.copy() for name, array in self._recurrent.items()},
+            "observation": {name: array.copy() for name, array in self._observation.items()},
+            "decision": None,
+        }
+        if self._decision is not None:
+            action, recurrent, extras = self._decision
+            state["decision"] = {
+                "action": action.copy(),
+                "state": {name: array.copy() for name, array in recurrent.items()},
+                "extras": {name: array.copy() for name, array in extras.items()},
+            }
+        if isinstance(self._env, Restorable):
+            state["env"] = self._env.state()
+        return state
+
+    def load_state(self, state: State) -> None:
+        """Go on where the state was taken. Without the env's state, from a fresh reset: a rollout
+        that was half made is begun again, and windows do not reach across."""
+        self.produced, self._seq = state["produced"], state["seq"]
+        load_generator_state(self._rng, state["rng"])
+        if not self.exact(state):
+            return
+        assert isinstance(self._env, Restorable)
+        self._env.load_state(state["env"])
+        self._gap, self._version = state["gap"], state["version"]
+        np.copyto(self._params.flat, state["params"])
+        if self._version >= 0:
+            self._policy.load(self._params)
+        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
+        self._recurrent, self._observation = state["recurrent"], state["observation"]
+        if state["t"] >= 0:
+            self._open(self._rollouts.reserve())
+            self._t = state["t"]
+        if state["decision"] is not None:
+            self._decision = Decision(**state["decision"])
+
+    def exact(self, state: State) -> bool:
+        """Can this actor go on exactly from the state?"""
+        return "env" in state and isinstance(self._env, Restorable)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _begin(self) -> Did:
+        """Take the next grant, once the version that it asks for is here."""
+        if (slot := self._rollouts.reserve()) is None:
+            return NO_GRANT
+        newest = self._snapshots.probe(self._version, self._params.flat)
+        if newest > self._version:
+            self._version = newest
+            self._policy.load(self._params)
+            return LOAD
+        if self._version < 0 or self._version < slot.tag - self._lead:
+            return NO_VERSION
+        rollout = self._open(slot)
+        for name, rows in rollout.observation.items():
+            rows[0] = self._observation[name]
+        head = rollout.head
+        head[VERSION], head[SOURCE], head[SEQ] = self._version, self._index, self._seq
+        head[UPDATE], head[EPISODES], head[GAP] = slot.tag, 0, self._gap
+        self._gap = False
+        self._t = 0
+        return LOAD
+
+    def _open(self, slot: Slot | None) -> Rollout:
+        assert slot is not None
+        if "rollout" not in slot.cache:
+            slot.cache["rollout"] = Rollout.over(slot.arrays)
+        rollout = slot.cache["rollout"]
+        assert isinstance(rollout, Rollout)
+        self._slot, self._rollout = slot, rollout
+        return rollout
+
+    def _simulate(self, rollout: Rollout, decision: Decision) -> None:
+        t = self._t
+        action, self._recurrent, extras = decision
+        try:
+            observation, reward, terminated, truncated, valid = self._env.step(action)
+        except Exception:
+            self._refuse_nonfinite(rollout, t)
+            raise
+        for name, rows in rollout.observation.items():
+            rows[t + 1] = observation[name]
+        rollout.action[t] = action
+        rollout.reward[t] = reward
+        rollout.terminated[t] = terminated
+        rollout.valid[t] = valid
+        for name, array in extras.items():
+            rollout.extras[name][t] = array
+        self._count_episodes(rollout, terminated | truncated, valid | truncated)
+        if self._recurrent:
+            self._restart_recurrent(terminated | ~valid)
+        self._t = t + 1
+        if self._t == len(rollout.reward):
+            self._finish(rollout)
+
+    def _count_episodes(self, rollout: Rollout, ended: np.ndarray, real: np.ndarray) -> None:
+        self._returns += rollout.reward[self._t]
+        self._lengths += real
+        if ended.any():
+            n = int(rollout.head[EPISODES])
+            (where,) = np.nonzero(ended)
+            table = rollout.episode_table[n : n + len(where)]
+            table["return"], table["length"] = self._returns[where], self._lengths[where]
+            rollout.head[EPISODES] = n + len(where)
+            self._returns[where] = 0.0
+            self._lengths[where] = 0
+
+    def _restart_recurrent(self, ended: np.ndarray) -> None:
+        if ended.any():
+            initial = self._policy.initial(self._env.num_envs)
+            for name, array in self._recurrent.items():
+                array[ended] = initial[name][ended]
+
+    def _finish(self, rollout: Rollout) -> None:
+        self._refuse_nonfinite(rollout, len(rollout.reward))
+        self._observation = {name: rows[-1].copy() for name, rows in rollout.observation.items()}
+        steps = int(np.count_nonzero(rollout.valid))
+        self.produced += steps
+        rollout.head[STEPS], rollout.head[PRODUCED] = steps, self.produced
+        self._seq += 1
+        assert self._slot is not None
+        self._rollouts.push(self._slot)
+        self._slot = self._rollout = None
+
+    def _refuse_nonfinite(self, rollout: Rollout, rows: int) -> None:
+        """An env that gave NaN or infinity would poison the networks: say which, and when."""
+        floats: Leaves = {"reward": rollout.reward[:rows]}
+        for name, array in rollout.observation.items():
+            if array.dtype.kind == "f":
+                floats[name] = array[: rows + 1]
+        for name, array in floats.items():
+            finite = np.isfinite(array)
+            if not finite.all():
+                t, b = np.argwhere(~finite)[0][:2]
+                raise Failure(
+                    f"{self._env.spec.id} returned {array[~finite][0]} in its {name} (env {b} of "
+                    f"{self.name}, step {t} of rollout {self._seq}). It was not trained on. Mend "
+                    f"the env, or wrap it so that such a step ends the episode."
+                )

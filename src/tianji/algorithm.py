@@ -1,0 +1,210 @@
+"""What an algorithm is: hyperparameters and one part for each role, in one file."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from tianji.env import EnvSpec
+from tianji.errors import Refusal, nearest
+from tianji.role import State
+from tianji.types import Array, Layout, Leaves, Params, Rollout
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a number in a config may be."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    """True: more than `low`, not equal to it"""
+
+    def holds(self, value: float) -> bool:
+        return (value > self.low if self.above else value >= self.low) and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"more than {self.low:g}" if self.above else f"at least {self.low:g}"
+        return low if math.isinf(self.high) else f"{low} and at most {self.high:g}"
+
+
+Count = Annotated[int, Bound(1)]
+Whole = Annotated[int, Bound(0)]
+Positive = Annotated[float, Bound(0, above=True)]
+NotNegative = Annotated[float, Bound(0)]
+Fraction = Annotated[float, Bound(0, 1)]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The shape of the networks: the config's [network]."""
+
+    kind: Literal["auto", "mlp", "cnn"] = "auto"
+    """multi-layer perceptron or convolutions; auto: convolutions for pictures"""
+    hidden: tuple[Count, ...] = (64, 64)
+    """widths of the hidden layers of an mlp"""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """between the layers of an mlp"""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that an algorithm's parts are told of the run."""
+
+    env: EnvSpec
+    network: Network
+    actors: int
+    envs: int
+    """envs per actor"""
+    T: int
+    """steps per rollout"""
+    seed: int
+    device: str
+    updates: int | None
+    """updates after which the run stops by its config, for schedules; None where it may go on"""
+
+    @property
+    def rows_per_rollout(self) -> int:
+        return self.T * self.envs
+
+
+class Decision(NamedTuple):
+    action: Array
+    """[B, ...]"""
+    state: Leaves
+    """recurrent state after it, each [B, ...]"""
+    extras: Leaves
+    """what training needs of the moment of acting, each [B, ...]"""
+
+
+class Policy(Protocol):
+    """Chooses actions, on the actor; holds nothing that only training needs."""
+
+    extras: Layout
+    """leaves of `Decision.extras`, of one env"""
+    shapes: Mapping[str, tuple[int, ...]]
+    """the params that `load` wants"""
+
+    def initial(self, B: int) -> Leaves:
+        """The recurrent state before the first step."""
+
+    def load(self, params: Params) -> None: ...
+
+    def act(self, observation: Leaves, state: Leaves, rng: np.random.Generator | None) -> Decision:
+        """Choose for B envs; without `rng`, greedily."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The memory of all actors' rollouts, leaf by leaf, each [slots, T or T + 1, B, ...]."""
+
+    memory: tuple[Mapping[str, Array], ...]
+
+
+class Store(Protocol):
+    """Holds rollouts where they lie, and picks what an update consumes."""
+
+    selection: Layout
+    """leaves of what `choose` writes"""
+
+    def add(self, lane: int, slot: int) -> None:
+        """A rollout has arrived in this slot."""
+
+    def choose(self, rng: np.random.Generator, out: Leaves) -> None:
+        """Write what the next update consumes into `out`."""
+
+    def retired(self) -> Iterable[tuple[int, int]]:
+        """Lanes and slots that no later choice will name, oldest first, each once."""
+
+    def parts(self, selection: Leaves) -> Iterable[Rollout]:
+        """What the selection names, from the lanes, on the learner's side."""
+
+    def state(self) -> State: ...
+
+    def load_state(self, state: State) -> None: ...
+
+
+Metrics = dict[str, float]
+
+
+class Trainer(Protocol):
+    """Turns batches into policy versions, on the learner."""
+
+    def take(self, part: Rollout) -> None:
+        """Part of a batch; its memory is valid until `finish` has returned."""
+
+    def finish(self) -> Metrics:
+        """Make the update from the parts taken since the last one."""
+
+    def params(self, version: int) -> Params:
+        """What the policy needs in order to act; schedules are functions of the version."""
+
+    def finite(self) -> bool:
+        """Are all parameters finite?"""
+
+    def networks(self) -> Leaves:
+        """Everything learnt, by name: networks, target networks, normalisers."""
+
+    def state(self) -> State:
+        """All that is needed to go on: `networks` and the optimizer."""
+
+    def load_state(self, state: State) -> None: ...
+
+
+class Algorithm(Protocol):
+    """A frozen dataclass of hyperparameters that makes the parts."""
+
+    name: ClassVar[str]
+
+    def check(self, spec: Spec) -> None:
+        """Refuse what cannot work, before anything is built."""
+
+    def steps_per_update(self, spec: Spec) -> int:
+        """New rows that one update is meant to follow."""
+
+    def warmup_steps(self, spec: Spec) -> int:
+        """Rows before the first update's own."""
+
+    def slots(self, spec: Spec) -> int:
+        """Rollouts of one actor that the store may hold at once."""
+
+    def policy(self, spec: Spec) -> Policy: ...
+
+    def store(self, spec: Spec, lanes: Lanes) -> Store: ...
+
+    def trainer(self, spec: Spec) -> Trainer: ...
+
+
+ALGORITHMS: dict[str, str | type[Any]] = {
+    "dqn": "tianji.algorithms.dqn:DQN",
+    "ppo": "tianji.algorithms.ppo:PPO",
+}
+
+
+def register_algorithm(name: str) -> Callable[[type[Any]], type[Any]]:
+    """Decorator: make an own algorithm known by a name that configs can use as algorithm.name."""
+
+    def register(algorithm: type[Any]) -> type[Any]:
+        ALGORITHMS[name] = algorithm
+        return algorithm
+
+    return register
+
+
+def algorithm_class(name: str) -> type[Any]:
+    found = ALGORITHMS.get(name)
+    if found is None:
+        raise Refusal(
+            f'algorithm.name = "{name}" is not known, so there is nothing to train with.'
+            f"{nearest(name, ALGORITHMS)} Known: {', '.join(sorted(ALGORITHMS))}."
+        )
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        assert isinstance(found, type)
+    return found

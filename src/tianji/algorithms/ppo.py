@@ -1,0 +1,326 @@
+"""Proximal policy optimization (Schulman et al. 2017), with generalised advantage estimation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tianji import networks, returns
+from tianji.algorithm import (
+    Count,
+    Decision,
+    Fraction,
+    Lanes,
+    Metrics,
+    NotNegative,
+    Positive,
+    Spec,
+)
+from tianji.distributions import Distribution, distribution
+from tianji.errors import Refusal
+from tianji.moments import Moments
+from tianji.optim import Optimizer
+from tianji.role import State, generator, generator_state, load_generator_state
+from tianji.store import Fresh
+from tianji.types import Array, Layout, Leaves, Params, Rollout, leaf
+
+FAR = 10.0
+"""normalised observations and rewards are cut at this many standard deviations"""
+
+
+@dataclass(frozen=True)
+class PPO:
+    """On-policy; each rollout is consumed by one update of several epochs."""
+
+    name: ClassVar[str] = "ppo"
+
+    learning_rate: Positive = 3e-4
+    """Adam's step size"""
+    schedule: Literal["constant", "linear"] = "constant"
+    """of the learning rate; linear: to 0 at stop.steps or stop.updates"""
+    gamma: Fraction = 0.99
+    """discount per step"""
+    lam: Fraction = 0.95
+    """lambda of the advantage estimate: 0 one-step, 1 Monte Carlo"""
+    epochs: Count = 10
+    """passes over the batch in one update"""
+    minibatches: Count = 4
+    """parts into which each pass splits the batch, one optimizer step each"""
+    clip: Positive = 0.2
+    """how far the probability ratio may move the objective"""
+    value_clip: NotNegative = 0.0
+    """how far a value may move from the old one; 0: freely"""
+    value_coef: NotNegative = 0.5
+    """weight of the value loss"""
+    entropy_coef: NotNegative = 0.0
+    """weight of the entropy bonus"""
+    max_grad_norm: NotNegative = 0.5
+    """the gradient is scaled down to this norm; 0: never"""
+    normalise_advantage: bool = True
+    """scale each batch's advantages to mean 0 and variance 1"""
+    normalise_observation: bool = False
+    """scale observations by their running mean and variance"""
+    normalise_reward: bool = False
+    """scale rewards by the running deviation of the discounted return"""
+    log_std: float = 0.0
+    """log of the deviation of continuous actions at the start"""
+
+    def check(self, spec: Spec) -> None:
+        rows = self.steps_per_update(spec)
+        if self.minibatches > rows:
+            raise Refusal(
+                f"algorithm.minibatches = {self.minibatches} exceeds the batch of {rows} steps "
+                f"(actors x envs_per_actor x rollout_length), so some would be empty. Set it to "
+                f"{rows} or less."
+            )
+        if self.schedule == "linear" and spec.updates is None:
+            raise Refusal(
+                'algorithm.schedule = "linear" without an end never moves. Set stop.steps or '
+                'stop.updates, or schedule = "constant".'
+            )
+
+    def steps_per_update(self, spec: Spec) -> int:
+        return spec.actors * spec.rows_per_rollout
+
+    def warmup_steps(self, spec: Spec) -> int:
+        return 0
+
+    def slots(self, spec: Spec) -> int:
+        return 1
+
+    def policy(self, spec: Spec) -> Policy:
+        return Policy(self, spec)
+
+    def store(self, spec: Spec, lanes: Lanes) -> Fresh:
+        return Fresh(lanes, rollouts=spec.actors)
+
+    def trainer(self, spec: Spec) -> Trainer:
+        return Trainer(self, spec)
+
+
+def _modules(spec: Spec, over: Distribution) -> dict[str, nn.Module]:
+    """The policy network and the value network; for pictures they share the convolutions."""
+    observation = spec.env.observation["obs"]
+    policy, width = networks.body(spec.network, observation)
+    value, _ = networks.body(spec.network, observation)
+    rng = generator(spec.seed, "init")
+    heads = nn.Linear(width, over.width), nn.Linear(width, 1)
+    for module, gain in ((policy, 2**0.5), (value, 2**0.5), (heads[0], 0.01), (heads[1], 1.0)):
+        networks.initialise(module, rng, gain)
+    if networks.kind(spec.network, observation) == "cnn":
+        value = policy
+    return {"policy": nn.Sequential(policy, heads[0]), "value": nn.Sequential(value, heads[1])}
+
+
+class Policy:
+    """Normalise, ask the network, draw."""
+
+    extras: ClassVar[Layout] = {"log_prob": leaf((), np.float32)}
+
+    def __init__(self, hyper: PPO, spec: Spec) -> None:
+        observation = spec.env.observation["obs"]
+        self._over = distribution(spec.env.action)
+        module = _modules(spec, self._over)["policy"]
+        self._network = networks.inference(spec.network, observation, module, "policy")
+        self._normalise = hyper.normalise_observation
+        self.shapes = networks.shapes({"policy": module}) | self._over.shapes
+        if self._normalise:
+            self.shapes |= {"obs.mean": observation.shape, "obs.scale": observation.shape}
+        self._params: Mapping[str, Array] = {}
+
+    def initial(self, B: int) -> Leaves:
+        return {}
+
+    def load(self, params: Params) -> None:
+        self._params = params
+        self._network.load(params)
+
+    def act(self, observation: Leaves, state: Leaves, rng: np.random.Generator | None) -> Decision:
+        obs = observation["obs"]
+        if self._normalise:
+            obs = _normalised(obs, self._params["obs.mean"], self._params["obs.scale"])
+        output = self._network(obs)
+        if rng is None:
+            return Decision(self._over.greedy(output), state, {})
+        action, log_prob = self._over.sample(output, self._params, rng)
+        return Decision(action, state, {"log_prob": log_prob})
+
+
+def _normalised(x: Array, mean: Array | np.float32, scale: Array) -> Array:
+    return np.clip((x - mean) * scale, -FAR, FAR, dtype=np.float32)  # type: ignore[no-any-return]
+
+
+class Trainer:
+    """Advantages are estimated as parts arrive; the epochs follow when all are there."""
+
+    def __init__(self, hyper: PPO, spec: Spec) -> None:
+        self._hyper, self._spec = hyper, spec
+        self._over = distribution(spec.env.action)
+        modules = _modules(spec, self._over)
+        self._extra: dict[str, Tensor] = {}
+        if self._over.shapes:
+            start = torch.full(self._over.shapes["log_std"], hyper.log_std, device=spec.device)
+            self._extra["log_std"] = nn.Parameter(start)
+            modules["spread"] = nn.ParameterDict(self._extra)
+        for module in modules.values():
+            module.to(spec.device)
+        self._policy, self._value = modules["policy"], modules["value"]
+
+        self._optimizer = Optimizer(modules, hyper.max_grad_norm, eps=1e-5)
+        self._updates = 0
+        self._rng = generator(spec.seed, "learner")
+        self._obs = Moments(spec.env.observation["obs"].shape)
+        self._return = Moments(())
+        self._running = np.zeros((spec.actors, spec.envs), np.float32)
+        """discounted return so far, of each env"""
+        self._params = Params(Policy(hyper, spec).shapes)
+        self._parts: list[dict[str, Tensor]] = []
+        self._seen: list[Array] = []
+
+    def take(self, part: Rollout) -> None:
+        hyper = self._hyper
+        raw = part.observation["obs"]
+        obs = raw
+        if hyper.normalise_observation:
+            self._seen.append(raw[:-1][part.valid])
+            mean, scale = self._obs.mean.astype(np.float32), self._obs.scale()
+            obs = _normalised(raw, mean, scale)
+        observation = torch.from_numpy(obs).to(self._spec.device)
+        with torch.no_grad():
+            value = self._value(observation.flatten(0, 1)).view(obs.shape[:2]).cpu().numpy()
+        reward = self._rewards(part) if hyper.normalise_reward else part.reward
+        advantage = returns.gae(reward, value, part.terminated, part.valid, hyper.gamma, hyper.lam)
+        rows = torch.from_numpy(np.flatnonzero(part.valid)).to(self._spec.device)
+        columns = {
+            "action": part.action,
+            "log_prob": part.extras["log_prob"],
+            "advantage": advantage,
+            "value": value[:-1],
+            "target": advantage + value[:-1],
+        }
+        tensors = {k: torch.from_numpy(v).to(self._spec.device) for k, v in columns.items()}
+        tensors["obs"] = observation[:-1]
+        self._parts.append({k: v.flatten(0, 1)[rows] for k, v in tensors.items()})
+
+    def finish(self) -> Metrics:
+        hyper = self._hyper
+        batch = {k: torch.cat([part[k] for part in self._parts]) for k in self._parts[0]}
+        explained = _explained_variance(batch["value"], batch["target"])
+        if hyper.normalise_advantage:
+            advantage = batch["advantage"]
+            batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        rate = self._learning_rate()
+        told: list[Tensor] = []
+        for epoch in range(hyper.epochs):
+            last = epoch == hyper.epochs - 1
+            for minibatch in self._minibatches(batch):
+                loss, parts = self._loss(minibatch, tell=last)
+                norm = self._optimizer.step(loss, rate)
+                if last:
+                    told.append(torch.stack([loss.detach(), *parts, norm]))
+        self._updates += 1
+        for rows in self._seen:
+            self._obs.update(rows)
+        self._parts, self._seen = [], []
+        names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl",
+                 "clip_fraction", "grad_norm")  # fmt: skip
+        metrics = dict(zip(names, torch.stack(told).mean(0).tolist(), strict=True))
+        return metrics | {"learning_rate": rate, "explained_variance": explained}
+
+    def params(self, version: int) -> Params:
+        for name, array in self._optimizer.flat.arrays().items():
+            name = name.removeprefix("spread.")
+            if name in self._params:
+                np.copyto(self._params[name], array)
+        if self._hyper.normalise_observation:
+            np.copyto(self._params["obs.mean"], self._obs.mean, casting="same_kind")
+            np.copyto(self._params["obs.scale"], self._obs.scale())
+        return self._params
+
+    def finite(self) -> bool:
+        return self._optimizer.finite()
+
+    def networks(self) -> Leaves:
+        moments = {"obs": self._obs, "return": self._return}
+        extra = {f"{k}.{name}": a for k, m in moments.items() for name, a in m.arrays().items()}
+        return self._optimizer.flat.arrays() | extra
+
+    def state(self) -> State:
+        return {
+            "optimizer": self._optimizer.state(),
+            "updates": self._updates,
+            "obs": self._obs.arrays(),
+            "return": self._return.arrays(),
+            "running": self._running.copy(),
+            "rng": generator_state(self._rng),
+        }
+
+    def load_state(self, state: State) -> None:
+        self._optimizer.load_state(state["optimizer"])
+        self._updates = state["updates"]
+        self._obs.load(state["obs"])
+        self._return.load(state["return"])
+        self._running[:] = state["running"]
+        load_generator_state(self._rng, state["rng"])
+
+    def _learning_rate(self) -> float:
+        hyper, end = self._hyper, self._spec.updates
+        if hyper.schedule == "constant" or end is None:
+            return hyper.learning_rate
+        return hyper.learning_rate * max(0.0, 1.0 - self._updates / end)
+
+    def _rewards(self, part: Rollout) -> Array:
+        """Rewards over the deviation of the discounted return, as it was before this part."""
+        scale = self._return.scale()
+        ended = part.terminated | ~part.valid
+        running, self._running[part.source] = returns.discounted(
+            part.reward, ended, self._running[part.source], self._hyper.gamma
+        )
+        self._return.update(running[part.valid])
+        return _normalised(part.reward, np.float32(0.0), scale)
+
+    def _minibatches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        N = len(batch["advantage"])
+        order = torch.from_numpy(self._rng.permutation(N)).to(self._spec.device)
+        shuffled = {k: v.index_select(0, order) for k, v in batch.items()}
+        cuts = [N * i // self._hyper.minibatches for i in range(self._hyper.minibatches + 1)]
+        for begin, end in itertools.pairwise(cuts):
+            if begin < end:
+                yield {k: v[begin:end] for k, v in shuffled.items()}
+
+    def _loss(self, batch: dict[str, Tensor], tell: bool) -> tuple[Tensor, list[Tensor]]:
+        hyper, obs, advantage = self._hyper, batch["obs"], batch["advantage"]
+        log_prob, entropy = self._over.evaluate(self._policy(obs), self._extra, batch["action"])
+        log_ratio = log_prob - batch["log_prob"]
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - hyper.clip, 1 + hyper.clip)
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        value, target = self._value(obs).squeeze(-1), batch["target"]
+        value_loss = (value - target).square()
+        if hyper.value_clip > 0:
+            near = (value - batch["value"]).clamp(-hyper.value_clip, hyper.value_clip)
+            value_loss = torch.maximum(value_loss, (batch["value"] + near - target).square())
+        value_loss = value_loss.mean()
+        loss = policy_loss + hyper.value_coef * value_loss
+        if hyper.entropy_coef > 0:
+            loss = loss - hyper.entropy_coef * entropy.mean()
+        if not tell:
+            return loss, []
+        with torch.no_grad():
+            kl = (ratio - 1 - log_ratio).mean()
+            cut = ((ratio - 1).abs() > hyper.clip).float().mean()
+            return loss, [policy_loss.detach(), value_loss.detach(), -entropy.mean(), kl, cut]
+
+
+def _explained_variance(value: Tensor, target: Tensor) -> float:
+    """1: values foretell the returns; 0: no better than their mean."""
+    variance = target.var(correction=0)
+    if variance < 1e-12:
+        return 0.0
+    return float(1.0 - (target - value).var(correction=0) / variance)

@@ -1,0 +1,143 @@
+"""The one place that knows the topology: which roles there are, and what joins them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tianji.actor import Actor
+from tianji.algorithm import Lanes, Policy, Spec
+from tianji.balance import Balance
+from tianji.buffer import Buffer, batch_layout
+from tianji.channel import Channel
+from tianji.config import Config
+from tianji.env import Env, make_env
+from tianji.evaluator import Evaluator
+from tianji.learner import Learner
+from tianji.relax import PRESETS
+from tianji.role import Role, generator
+from tianji.transports.memory import Memory
+from tianji.types import Params, rollout_layout
+
+EVAL_ENVS = 8
+"""envs that an evaluation steps together, at most"""
+
+
+@dataclass
+class Built:
+    """The roles of a run and the transport between them."""
+
+    spec: Spec
+    transport: Memory
+    lanes: list[Channel]
+    actors: list[Actor]
+    buffer: Buffer
+    learner: Learner
+    evaluator: Evaluator | None
+
+    @property
+    def roles(self) -> list[Role]:
+        """In the order in which a serial driver steps them."""
+        roles: list[Role] = [*self.actors, self.buffer, self.learner]
+        return [*roles, self.evaluator] if self.evaluator else roles
+
+    def close(self) -> None:
+        for role in self.roles:
+            role.close()
+        self.transport.close()
+
+
+def make_spec(config: Config, env: Env) -> Spec:
+    """What the algorithm is told, with the derived sizes; refuses what it cannot work with."""
+    scale, stop = config.scale, config.stop
+    spec = Spec(
+        env=env.spec,
+        network=config.network,
+        actors=scale.actors,
+        envs=scale.envs_per_actor,
+        T=scale.rollout_length,
+        seed=config.seed,
+        device=scale.device,
+        updates=stop.updates,
+    )
+    algorithm = config.algorithm
+    if stop.steps is not None:
+        beyond = stop.steps - algorithm.warmup_steps(spec)
+        updates = max(1, beyond // algorithm.steps_per_update(spec))
+        spec = replace(spec, updates=min(updates, stop.updates or updates))
+    algorithm.check(spec)
+    return spec
+
+
+def build(config: Config) -> Built:
+    """
+    actor-i ── rollouts-i ──▶ buffer ── batches ──▶ learner
+       ▲                                               │
+       └──────────────────── snapshots ◀───────────────┘──▶ evaluator
+    """
+    scale, algorithm = config.scale, config.algorithm
+    relax = PRESETS[scale.relax]()
+    envs = [
+        make_env(config.env.id, scale.envs_per_actor, config.env.kwargs)
+        for _ in range(scale.actors)
+    ]
+    spec = make_spec(config, envs[0])
+    transport = Memory()
+    policies: list[Policy] = [algorithm.policy(spec) for _ in envs]
+    layout = rollout_layout(
+        spec.env.observation, spec.env.action.leaf, policies[0].extras, spec.T, spec.envs
+    )
+    balance = Balance(
+        rows_per_rollout=spec.rows_per_rollout,
+        steps_per_update=algorithm.steps_per_update(spec),
+        warmup=algorithm.warmup_steps(spec),
+        lead=relax.lead,
+    )
+    # Beside what the store holds: what is being made for `lead` updates and the current one.
+    ahead = (1 + relax.lead) * -(-balance.steps_per_update // (spec.rows_per_rollout * spec.actors))
+    lanes = [
+        Channel(f"rollouts-{i}", layout, algorithm.slots(spec) + ahead + 1)
+        for i in range(scale.actors)
+    ]
+    memory = Lanes(tuple(transport.memory(lane) for lane in lanes))
+    store = algorithm.store(spec, memory)
+    depth = 1 + relax.lead
+    batches = Channel("batches", batch_layout(store.selection), depth)
+    snapshots = transport.newest("snapshots", Params(policies[0].shapes).flat.size)
+    actors = [
+        Actor(
+            index=i,
+            env=env,
+            policy=policy,
+            rollouts=transport.outbox(lane),
+            snapshots=snapshots,
+            lead=relax.lead,
+            rng=generator(spec.seed, "actor", i),
+            seed=int(generator(spec.seed, "env", i).integers(2**31)),
+        )
+        for i, (env, policy, lane) in enumerate(zip(envs, policies, lanes, strict=True))
+    ]
+    buffer = Buffer(
+        store=store,
+        balance=balance,
+        lanes=[transport.inbox(lane) for lane in lanes],
+        batches=transport.outbox(batches),
+        rng=generator(spec.seed, "buffer"),
+    )
+    learner = Learner(
+        trainer=algorithm.trainer(spec),
+        store=algorithm.store(spec, memory),
+        batches=transport.inbox(batches),
+        snapshots=[snapshots],
+        depth=depth,
+    )
+    evaluator = None
+    if config.eval.every:
+        evaluator = Evaluator(
+            env=make_env(config.env.id, min(EVAL_ENVS, config.eval.episodes), config.env.kwargs),
+            policy=algorithm.policy(spec),
+            snapshots=snapshots,
+            every=config.eval.every,
+            episodes=config.eval.episodes,
+            seed=int(generator(spec.seed, "eval_env").integers(2**31)),
+        )
+    return Built(spec, transport, lanes, actors, buffer, learner, evaluator)

@@ -1,0 +1,82 @@
+"""What there is to choose from: algorithms, presets, shipped configs, environments."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tianji.algorithm import ALGORITHMS
+from tianji.config import shipped_configs
+from tianji.env import env_names
+from tianji.relax import PRESETS
+
+FAMILIES: tuple[tuple[str, str, str | None, str], ...] = (
+    ("classic control", "CartPole-v1, Acrobot-v1, Pendulum-v1, MountainCar-v0", None, "gymnasium"),
+    ("toy text", "FrozenLake-v1, Taxi-v3, CliffWalking-v1", None, "gymnasium"),
+    ("box2d", "LunarLander-v3, BipedalWalker-v3, CarRacing-v3", "box2d", "Box2D"),
+    ("any registered Gymnasium id", "env.imports names the module that registers it", None,
+     "gymnasium"),
+)  # fmt: skip
+"""name, examples, the extra that installs it, the module that shows it is there"""
+
+
+def catalogue() -> dict[str, Any]:
+    return {
+        "algorithms": {name: _about(where) for name, where in sorted(ALGORITHMS.items())},
+        "presets": {name: (preset.__doc__ or "").strip() for name, preset in PRESETS.items()},
+        "configs": {path.stem: _config(path) for path in shipped_configs()},
+        "envs": [
+            {
+                "family": family,
+                "examples": examples,
+                "extra": extra,
+                "installed": importlib.util.find_spec(module) is not None,
+            }
+            for family, examples, extra, module in FAMILIES
+        ]
+        + [{"family": "toys with known answers", "examples": ", ".join(env_names()),
+            "extra": None, "installed": True}],
+    }  # fmt: skip
+
+
+def told(listed: dict[str, Any]) -> str:
+    lines = ["algorithms (algorithm.name)"]
+    lines += [f"  {name:<16} {about}" for name, about in listed["algorithms"].items()]
+    lines += ["", "presets (scale.relax)"]
+    lines += [f"  {name:<16} {about}" for name, about in listed["presets"].items()]
+    lines += ["", "shipped configs (tianji train NAME)"]
+    lines += [f"  {name:<16} {c['expect']}" for name, c in listed["configs"].items()]
+    lines += ["", "environments (env.id)"]
+    for env in listed["envs"]:
+        need = "" if env["installed"] else f"  [pip install 'tianji[{env['extra']}]']"
+        lines.append(f"  {env['family']}: {env['examples']}{need}")
+    return "\n".join(lines)
+
+
+def _about(where: str | type[Any]) -> str:
+    """The first line of an algorithm's module, read without importing it: torch is slow."""
+    if not isinstance(where, str):
+        return (where.__doc__ or "").strip().split("\n")[0]
+    spec = importlib.util.find_spec(where.partition(":")[0])
+    assert spec is not None
+    assert spec.origin is not None
+    return (ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or "").split("\n")[0]
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """A shipped config: what its header promises, and what it is."""
+    text = path.read_text()
+    header = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+    expect = next(
+        (line.partition(":")[2].strip() for line in header if line.startswith("Expect")), ""
+    )
+    tree = tomllib.loads(text)
+    return {
+        "path": str(path),
+        "expect": expect,
+        "env": tree["env"]["id"],
+        "algorithm": tree["algorithm"]["name"],
+    }

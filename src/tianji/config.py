@@ -1,0 +1,358 @@
+"""Configs: TOML into typed, checked dataclasses; every value knows where it came from."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import inspect
+import json
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tianji.algorithm import Algorithm, Bound, Count, Network, Positive, Whole, algorithm_class
+from tianji.env import import_modules
+from tianji.errors import Refusal, nearest
+from tianji.machine import cores
+from tianji.relax import PRESETS
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The environment."""
+
+    id: str
+    """a Gymnasium id, or the name of a registered environment"""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """arguments of the environment's constructor"""
+    imports: tuple[str, ...] = ()
+    """modules to import first, so that the environments in them register themselves"""
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """How the run is spread."""
+
+    engine: Literal["serial"] = "serial"
+    """what runs the roles; serial: all in this process, bit for bit repeatable"""
+    relax: Literal["sync", "one_step"] = "sync"
+    """how far acting and learning may run apart: a preset, see `tianji list`"""
+    actors: Count = 1
+    """actors, each with envs of its own"""
+    learners: Annotated[int, Bound(1, 1)] = 1
+    """learners of a group"""
+    groups: Annotated[int, Bound(1, 1)] = 1
+    """groups of actors, buffer and learners"""
+    envs_per_actor: Count = 8
+    """envs that an actor steps together"""
+    rollout_length: Count = 32
+    """steps of each env in a rollout"""
+    cores: Count = 1
+    """cores that the learner computes with (torch threads)"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where the learner computes"""
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When the run ends: at the first of these."""
+
+    return_: float | None = None
+    """mean return of the last 100 episodes"""
+    steps: Count | None = None
+    """env steps received"""
+    updates: Count | None = None
+    """updates made"""
+    seconds: Positive | None = None
+    """wall-clock time of training, earlier parts of a resumed run included"""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Greedy episodes beside training."""
+
+    every: Whole = 0
+    """updates between evaluations; 0: none"""
+    episodes: Count = 10
+    """episodes of an evaluation"""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept on disk."""
+
+    every: Whole = 0
+    """updates between checkpoints; 0: one at the end only"""
+    keep: Count = 3
+    """how many of the last ones to keep, beside the best"""
+    store: Literal["auto", "always", "never"] = "auto"
+    """save what the buffer holds, so that resuming is exact; auto: up to 256 MB"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, resolved: every key has a value."""
+
+    env: EnvConfig
+    algorithm: Algorithm
+    network: Network
+    scale: ScaleConfig
+    stop: StopConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+    seed: Whole = 0
+    """of everything random in the run"""
+    name: str = "run"
+    """of the config file, for the run folder's name"""
+    origin: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """where each key's value came from"""
+
+    def tree(self) -> dict[str, Any]:
+        """The config as TOML would hold it, every key present; keys without a value left out."""
+        tree: dict[str, Any] = {"seed": self.seed}
+        for section in SECTIONS:
+            tree[section] = _values(getattr(self, section))
+        tree["algorithm"] = {"name": self.algorithm.name, **tree["algorithm"]}
+        return tree
+
+    def identity(self) -> str:
+        """A hash of all that decides what is learnt: a checkpoint belongs to one of these."""
+        tree = {k: v for k, v in self.tree().items() if k in ("seed", *IDENTITY)}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    def keys(self) -> list[tuple[str, Any, str, str]]:
+        """(dotted key, value, where from, meaning) of every key, also of those without a value."""
+        rows: list[tuple[str, Any, str, str]] = [
+            ("seed", self.seed, self.origin.get("seed", "default"), _meanings(Config)["seed"])
+        ]
+        for section in SECTIONS:
+            part = getattr(self, section)
+            if section == "algorithm":
+                key = "algorithm.name"
+                rows.append((key, self.algorithm.name, self.origin[key], "which algorithm"))
+            for f in dataclasses.fields(part):
+                key = f"{section}.{_public(f.name)}"
+                origin = self.origin.get(key, "default")
+                rows.append((key, getattr(part, f.name), origin, _meanings(type(part))[f.name]))
+        return rows
+
+
+SECTIONS: dict[str, type[Any] | None] = {
+    "env": EnvConfig,
+    "algorithm": None,
+    "network": Network,
+    "scale": ScaleConfig,
+    "stop": StopConfig,
+    "eval": EvalConfig,
+    "checkpoint": CheckpointConfig,
+}
+IDENTITY = ("env", "algorithm", "network", "scale")
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), name: str | None = None
+) -> Config:
+    """A config from a file, the name of a shipped one, or a mapping; overrides are "key=value"."""
+    if isinstance(source, Mapping):
+        tree, origin, name = dict(source), "given", name or "run"
+    else:
+        path = find_config(source)
+        origin, name = path.name, name or path.stem
+        try:
+            tree = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Refusal(f"{path} is not TOML, so nothing of it can be used: {error}") from error
+    origins = dict.fromkeys(_leaf_keys(tree), origin)
+    for override in overrides:
+        key = _override(tree, override)
+        origins[key] = "command line"
+    return _resolve(tree, origins, name)
+
+
+def find_config(source: str | Path) -> Path:
+    """The file itself, or a shipped config of that name."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    shipped = {p.stem: p for p in shipped_configs()}
+    if str(source) in shipped:
+        return shipped[str(source)]
+    near = nearest(path.stem, shipped)
+    raise Refusal(
+        f"there is no config file {path}, so there is nothing to run.{near} `tianji list` names "
+        f"the shipped ones; give a path or one of those names."
+    )
+
+
+def shipped_configs() -> list[Path]:
+    here = Path(__file__).resolve().parent
+    for folder in (here / "configs", here.parents[1] / "configs"):
+        if folder.is_dir():
+            return sorted(folder.glob("*.toml"))
+    return []
+
+
+def _resolve(tree: Mapping[str, Any], origins: Mapping[str, str], name: str) -> Config:
+    for key in tree:
+        if key != "seed" and key not in SECTIONS:
+            raise _unknown(key, tree[key], ["seed", *SECTIONS])
+    for section in SECTIONS:
+        if not isinstance(tree.get(section, {}), Mapping):
+            raise Refusal(f"{section} = {tree[section]!r} must be a table: write [{section}].")
+    env = _convert_section("env", EnvConfig, tree.get("env", {}))
+    import_modules(env.imports)
+    algorithm = dict(tree.get("algorithm", {}))
+    if not isinstance(which := algorithm.pop("name", None), str):
+        raise Refusal(
+            'algorithm.name is not set, so there is nothing to train with. Add name = "ppo" '
+            "under [algorithm]; `tianji list` names them all."
+        )
+    parts = {
+        section: _convert_section(section, kind or algorithm_class(which), tree.get(section, {}))
+        if section != "algorithm"
+        else _convert_section(section, algorithm_class(which), algorithm)
+        for section, kind in SECTIONS.items()
+        if section != "env"
+    }
+    seed = _convert("seed", Whole, tree.get("seed", 0))
+    config = Config(env=env, seed=seed, name=name, origin=dict(origins), **parts)
+    _check(config)
+    return config
+
+
+def _check(config: Config) -> None:
+    """What no single key can know."""
+    available = cores()
+    if config.scale.cores > available:
+        raise Refusal(
+            f"scale.cores = {config.scale.cores} exceeds the {available} cores that this process "
+            f"may use; threads that share a core slow each other 3 to 18 times. Set scale.cores "
+            f"to {available} or less."
+        )
+    stop = config.stop
+    if all(getattr(stop, f.name) is None for f in dataclasses.fields(stop)):
+        raise Refusal(
+            "[stop] is empty, so the run would never end. Set stop.steps, stop.return, "
+            "stop.updates or stop.seconds."
+        )
+    assert config.scale.relax in PRESETS
+
+
+def _convert_section(section: str, kind: type[Any], tree: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {_public(f.name): f for f in dataclasses.fields(kind)}
+    for key, value in tree.items():
+        if key not in fields:
+            raise _unknown(f"{section}.{key}", value, [f"{section}.{k}" for k in fields])
+    values = {}
+    for key, f in fields.items():
+        if key in tree:
+            values[f.name] = _convert(f"{section}.{key}", hints[f.name], tree[key])
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            meaning = _meanings(kind)[f.name]
+            raise Refusal(f"{section}.{key} is not set ({meaning}), and it has no default. Set it.")
+    return kind(**values)
+
+
+def _unknown(key: str, value: object, valid: Sequence[str]) -> Refusal:
+    return Refusal(
+        f"{key} = {value!r} is no key of a config, so it would do nothing."
+        f"{nearest(key, valid)} Valid here: {', '.join(k.split('.')[-1] for k in valid)}."
+    )
+
+
+def _convert(key: str, kind: Any, value: Any) -> Any:
+    """The value as the annotation wants it, or a refusal that says what it wants."""
+    origin = typing.get_origin(kind)
+    if origin is Annotated:
+        kind, *bounds = typing.get_args(kind)
+        value = _convert(key, kind, value)
+        for bound in bounds:
+            if isinstance(bound, Bound) and not bound.holds(value):
+                raise Refusal(f"{key} = {value!r} is out of range. It must be {bound}.")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        (kind,) = (k for k in typing.get_args(kind) if k is not type(None))
+        return _convert(key, kind, value)
+    if origin is Literal:
+        words = typing.get_args(kind)
+        if value not in words:
+            near = nearest(value, words) if isinstance(value, str) else ""
+            raise Refusal(f"{key} = {value!r} is not known.{near} It is one of {', '.join(words)}.")
+        return value
+    if origin is tuple:
+        inner = typing.get_args(kind)[0]
+        if not isinstance(value, list | tuple):
+            raise _wrong(key, value, "a list, such as [64, 64]")
+        return tuple(_convert(f"{key}[{i}]", inner, item) for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong(key, value, "a table, such as { continuous = true }")
+        return dict(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        words_for = {int: "a whole number", float: "a number", str: "a text in quotes"}
+        raise _wrong(key, value, words_for.get(kind, "true or false"))
+    return value
+
+
+def _wrong(key: str, value: object, wanted: str) -> Refusal:
+    return Refusal(f"{key} = {value!r} is of the wrong type ({type(value).__name__}). "
+                   f"It must be {wanted}.")  # fmt: skip
+
+
+def _override(tree: dict[str, Any], override: str) -> str:
+    """Put "a.b=value" into the tree; the value is TOML, or a text where that is not valid TOML."""
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise Refusal(f'"{override}" is not an override. Write key=value, such as seed=3.')
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *path, last = key.split(".")
+    node = tree
+    for part in path:
+        node[part] = dict(node.get(part, {})) if isinstance(node.get(part, {}), Mapping) else {}
+        node = node[part]
+    node[last] = value
+    return key
+
+
+def _leaf_keys(tree: Mapping[str, Any]) -> list[str]:
+    keys = []
+    for key, value in tree.items():
+        keys += [f"{key}.{k}" for k in value] if isinstance(value, Mapping) else [key]
+    return keys
+
+
+def _values(part: Any) -> dict[str, Any]:
+    """A dataclass as TOML would hold it, keys without a value left out."""
+    values = {_public(f.name): getattr(part, f.name) for f in dataclasses.fields(part)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
+
+
+def _public(name: str) -> str:
+    """`return_` is written `return` in a config: a word that Python keeps for itself."""
+    return name.removesuffix("_")
+
+
+def _meanings(kind: type[Any]) -> dict[str, str]:
+    """The line under each field of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    meanings: dict[str, str] = {}
+    for node, following in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            meanings[node.target.id] = ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                meanings[node.target.id] = " ".join(str(following.value.value).split())
+    return meanings

@@ -1,0 +1,171 @@
+"""The environment template: B environments that are stepped together."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from tianji.errors import Refusal, nearest
+from tianji.role import State
+from tianji.types import Array, Layout, Leaf, Leaves, leaf
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of n actions."""
+
+    n: int
+
+    @property
+    def leaf(self) -> Leaf:
+        return leaf((), np.int64)
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several choices at once, the i-th one of nvec[i]."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def leaf(self) -> Leaf:
+        return leaf((len(self.nvec),), np.int64)
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A vector of reals; an env clips what lies outside its bounds."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    shape: tuple[int, ...]
+    """what the env itself expects; actions travel flat"""
+
+    @property
+    def leaf(self) -> Leaf:
+        return leaf((len(self.low),), np.float32)
+
+
+Action = Discrete | MultiDiscrete | Continuous
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What one env observes and accepts."""
+
+    id: str
+    observation: Layout
+    """leaves of one observation; "obs" is the one that policies look at"""
+    action: Action
+    max_episode_steps: int | None = None
+
+
+class TimeStep(NamedTuple):
+    """What one step of B envs gave. Arrays may be reused by the next step: copy what you keep."""
+
+    observation: Leaves
+    """each [B, ...]: what follows the step; of an episode's last step, its last observation"""
+    reward: Array
+    """[B]; 0 where valid is False because the step only reset its env"""
+    terminated: Array
+    """[B] bool: the episode ended and no value follows"""
+    truncated: Array
+    """[B] bool: the episode was cut, a value follows"""
+    valid: Array
+    """[B] bool: False where the step only reset its env, or where a truncated episode's last
+    observation is not known because the env was reset in the same step"""
+
+
+class Env(Protocol):
+    """B envs that reset themselves: after an episode's last step, the next `step` ignores that
+    env's action, returns the first observation of a new episode with reward 0, and is not valid."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seed: int) -> Leaves:
+        """Begin anew, reproducibly; the first observations, each [B, ...]."""
+
+    def step(self, action: Array) -> TimeStep: ...
+
+    def render(self) -> Array:
+        """The first env as a picture, [H, W, 3] uint8."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """An env that can be saved and goes on exactly where it was: JSON values and arrays."""
+
+    def state(self) -> State: ...
+
+    def load_state(self, state: State) -> None: ...
+
+
+class Factory(Protocol):
+    def __call__(self, num_envs: int, **kwargs: Any) -> Env: ...
+
+
+_FACTORIES: dict[str, Factory | str] = {
+    "toy/Identity": "tianji.envs.toy:Identity",
+    "toy/Chain": "tianji.envs.toy:Chain",
+    "toy/Target": "tianji.envs.toy:Target",
+}
+
+
+def register_env(name: str) -> Callable[[Factory], Factory]:
+    """Decorator: make an own `Env` class known by a name that configs can use as env.id."""
+
+    def register(factory: Factory) -> Factory:
+        _FACTORIES[name] = factory
+        return factory
+
+    return register
+
+
+def env_names() -> list[str]:
+    return sorted(_FACTORIES)
+
+
+def import_modules(modules: tuple[str, ...]) -> None:
+    """Import what env.imports names, so that the envs in it register themselves."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and not module.startswith(error.name):
+                raise
+            raise Refusal(
+                f'env.imports names "{module}", which is not installed or not on the path, so its '
+                f"environments are unknown. Install it, or set PYTHONPATH to the folder it is in."
+            ) from error
+
+
+def make_env(id: str, num_envs: int, kwargs: dict[str, Any], render: bool = False) -> Env:
+    """The env of this name: our own by registry, all others from Gymnasium."""
+    factory = _FACTORIES.get(id)
+    if isinstance(factory, str):
+        module, _, attribute = factory.partition(":")
+        factory = getattr(importlib.import_module(module), attribute)
+        _FACTORIES[id] = factory
+    if factory is not None:
+        try:
+            return factory(num_envs, **kwargs)
+        except TypeError as error:
+            raise Refusal(
+                f"env.kwargs does not fit {id}: {error}. Correct env.kwargs in the config."
+            ) from error
+    from tianji.envs.gymnasium import known_ids, make_gymnasium_env
+
+    if id not in known_ids() and ":" not in id:
+        raise Refusal(
+            f'env.id = "{id}" is no known environment, so there is nothing to train on.'
+            f"{nearest(id, [*known_ids(), *env_names()])} Own environments register themselves in "
+            f"a module that env.imports names."
+        )
+    return make_gymnasium_env(id, num_envs, kwargs, render=render)

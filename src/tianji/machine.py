@@ -1,0 +1,78 @@
+"""What this process and this machine are: for manifests, `doctor`, and the time since launch."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("tianji", "torch", "numpy", "gymnasium", "safetensors", "tensorboard", "rich")
+
+
+def process_age() -> float:
+    """Seconds since this process was started, the interpreter's own start included."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError):  # not Linux: the interpreter's start is left out
+        return time.process_time()
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def commit() -> str | None:
+    """The commit of the folder we stand in, "+" where files differ from it; None outside of git."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True, text=True, timeout=5, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if dirty else "")
+
+
+def manifest(seed: int, identity: str) -> dict[str, Any]:
+    """What one needs to know to repeat a run."""
+    return {
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "seed": seed,
+        "config_sha256": identity,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "packages": {package: version(package) for package in PACKAGES},
+        "machine": {"system": platform.platform(), "cpu": cpu_model(), "cores": cores()},
+    }

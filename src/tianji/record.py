@@ -1,0 +1,588 @@
+"""What a run leaves to be read: rows of metrics, TensorBoard events, a log, a summary."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tianji.role import State
+from tianji.types import EPISODE, Array, Report
+from tianji.view.terminal import Staleness, Status, View, duration, human, number
+
+WINDOW = 100
+"""episodes that return_mean and length_mean are over"""
+
+Util = Mapping[str, float]
+"""Shares of a role's time, 0 to 1, by "role/kind"."""
+
+
+class Recorder:
+    """Aggregates the learner's reports; writes a row of them when an interval is over."""
+
+    def __init__(
+        self,
+        folder: Path,
+        view: View,
+        limits: Mapping[str, float],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        interval: float = 1.0,
+        started: float | None = None,
+    ) -> None:
+        """`limits` are the stop conditions, as `trigger.Reached` has them; `started` is the clock's
+        reading that elapsed seconds count from; `interval` is in seconds."""
+        self.rows_lost = 0
+        self.episodes = 0
+        self._view = view
+        self._limits = dict(limits)
+        self._clock = clock
+        self._interval = interval
+        self._started = clock() if started is None else started
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = Appender(folder / "log.txt")
+        self._rows = Appender(folder / "metrics.jsonl")
+        self._board = Board(folder / "tb")
+        drop_torn_line(folder / "metrics.jsonl")
+        self._elapsed_before = 0.0
+        self._last = only_counts(0, 0, 0, 0)
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._length_sum = 0
+        self._return_mean: float | None = None
+        self._return_first: float | None = None
+        self._return_best: float | None = None
+        self._curve = Curve()
+        self._recent, self._whole = Histogram(), Histogram()
+        self._sums: dict[str, float] = {}
+        self._uses: dict[str, int] = {}
+        self._util: Util = {}
+        self._trouble_said = False
+        self._closed = False
+        if unknown := self._limits.keys() - self._counts().keys():
+            raise ValueError(
+                f"no progress can be shown towards {', '.join(sorted(unknown))}: "
+                f"the counts of a run are {', '.join(self._counts())}"
+            )
+        self.begin()
+
+    def begin(self) -> None:
+        """The first step is about to be made: rates are over the time from here."""
+        now = self._clock()
+        self._base = self._mark = Mark(now, self._last)
+        self._shown: tuple[Rates, Staleness | None] | None = None
+        self._row_due = now + self._interval
+        self._view_due = now + min(self._view.every, self._interval)
+        self._due = min(self._row_due, self._view_due)
+
+    def update(self, report: Report) -> None:
+        """Note one report. One with no staleness and no metrics only brings the counts."""
+        self._last = report
+        if len(report.episodes):
+            self._note_episodes(report.episodes, report.received)
+        sums, uses = self._sums, self._uses
+        for name, value in report.metrics.items():
+            if name in sums:
+                sums[name] += value
+                uses[name] += 1
+            else:
+                sums[name] = value
+                uses[name] = 1
+        self._recent.add(report.staleness)
+
+    def tick(self, util: Util | Callable[[], Util] | None = None) -> None:
+        """Write a row, refresh the view, where due. A function `util` is called only then."""
+        now = self._clock()
+        if now < self._due:
+            return
+        if util is not None:
+            self._util = util() if callable(util) else util
+        if now >= self._row_due:
+            self._write_interval(now)
+            self._row_due = now + self._interval
+        if now >= self._view_due:
+            recent = self._shown or (self._mark.rates(now, self._last), self._recent.spread())
+            before = self._clock()
+            self._view.show(self._status(*recent))
+            # a view takes at most a hundredth of the time
+            self._view_due = now + max(self._view.every, 100 * (self._clock() - before))
+        self._due = min(self._row_due, self._view_due)
+
+    def evaluation(
+        self,
+        steps: int,
+        version: int,
+        returns: Sequence[float] | Array,
+        lengths: Sequence[int] | Array,
+    ) -> None:
+        """The episodes that were played with a version that had seen so many steps."""
+        mean = mean_of(returns)
+        row = {"eval/mean_reward": mean, "eval/mean_ep_length": mean_of(lengths)}
+        self._write(steps, version, row)
+        said = "no episode" if mean is None else f"return {number(mean)}, {len(returns)} episodes"
+        self.event(f"evaluated version {version} at {human(steps)} steps: {said}")
+
+    def event(self, text: str) -> None:
+        """A line to the log and the view."""
+        when = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        self._view.line(text)
+        try:
+            self._log.write(f"{when} {text}\n".encode())
+            self._log.close()
+        except OSError as error:
+            self._say_trouble(error)
+
+    def close(self) -> None:
+        """A last row; the last thing shown is of the whole run. The view is not ended."""
+        if self._closed:
+            return
+        self._closed = True
+        now = self._clock()
+        if self._last is not self._mark.report:
+            self._write_interval(now)
+        self._view.show(self._status(self._base.rates(now, self._last), self._staleness()))
+        self._due = math.inf
+        for file in (self._rows, self._board, self._log):
+            try:
+                file.close()
+            except OSError as error:  # a network disk may find out only now that it is full
+                self._say_trouble(error)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run started, those of the processes before a resume included."""
+        return self._elapsed_before + self._clock() - self._started
+
+    @property
+    def return_mean(self) -> float | None:
+        """Of the last 100 episodes; None before the first."""
+        return self._return_mean
+
+    @property
+    def length_mean(self) -> float | None:
+        """Of the last 100 episodes, in steps; None before the first."""
+        return self._length_sum / len(self._lengths) if self._lengths else None
+
+    def summary(self) -> dict[str, Any]:
+        rates = self._base.rates(self._clock(), self._last)
+        staleness = self._staleness()
+        summary: dict[str, Any] = {
+            "episodes": self.episodes,
+            "return_mean": finite(self._return_mean),
+            "length_mean": self.length_mean,
+            "steps_per_s": rates._asdict(),
+            "staleness": None if staleness is None else staleness._asdict(),
+        }
+        return summary | ({"rows_lost": self.rows_lost} if self.rows_lost else {})
+
+    def state(self) -> State:
+        last = self._last
+        return {
+            "elapsed": self.elapsed,
+            "version": last.version,
+            "produced": last.produced,
+            "received": last.received,
+            "consumed": last.consumed,
+            "episodes": self.episodes,
+            "rows_lost": self.rows_lost,
+            "returns": np.array(self._returns, np.float64),
+            "lengths": np.array(self._lengths, np.int64),
+            "return_first": self._return_first,
+            "return_best": self._return_best,
+            "curve": np.array(self._curve.points, np.float64).reshape(-1, 2),
+            "staleness": self._whole.plus(self._recent).state(),
+        }
+
+    def load_state(self, state: State) -> None:
+        """Go on from a state, before `begin`: totals continue, rates are of this process alone."""
+        self._elapsed_before = state["elapsed"]
+        counts = (state[name] for name in ("version", "produced", "received", "consumed"))
+        self._last = only_counts(*counts)
+        self.episodes = state["episodes"]
+        self.rows_lost = state["rows_lost"]
+        self._set_window(state["returns"].tolist(), state["lengths"].tolist())
+        self._return_first, self._return_best = state["return_first"], state["return_best"]
+        self._curve = Curve([(x, y) for x, y in state["curve"].tolist()])
+        self._whole = Histogram.of(state["staleness"])
+        self._board.resume(self._last.received)
+        self.begin()
+
+    def _note_episodes(self, episodes: Array, received: int) -> None:
+        self.episodes += len(episodes)
+        latest = episodes[-WINDOW:]
+        self._set_window(latest["return"].tolist(), latest["length"].tolist())
+        mean = self._return_mean
+        if mean is None or not math.isfinite(mean):
+            return
+        if self._return_first is None:
+            self._return_first = mean
+        if len(self._returns) == WINDOW:
+            self._return_best = mean if self._return_best is None else max(mean, self._return_best)
+        self._curve.add(received, mean)
+
+    def _set_window(self, returns: list[float], lengths: list[int]) -> None:
+        """Add episodes. The sums are made anew, exactly: a running sum of floats would drift."""
+        self._returns.extend(returns)
+        self._lengths.extend(lengths)
+        self._length_sum = sum(self._lengths)
+        self._return_mean = mean_of(self._returns)
+
+    def _staleness(self) -> Staleness | None:
+        """Of the whole run."""
+        return self._whole.plus(self._recent).spread()
+
+    def _counts(self) -> dict[str, float | None]:
+        return {
+            "steps": self._last.received,
+            "updates": self._last.version,
+            "episodes": self.episodes,
+            "seconds": self.elapsed,
+            "return": finite(self._return_mean),
+        }
+
+    def _status(self, rates: Rates, staleness: Staleness | None) -> Status:
+        fraction, goals = progress(self._limits, self._counts(), self._return_first)
+        return Status(
+            elapsed=self.elapsed,
+            steps=self._last.received,
+            updates=self._last.version,
+            episodes=self.episodes,
+            produced=rates.produced,
+            received=rates.received,
+            consumed=rates.consumed,
+            fraction=fraction,
+            goals=goals,
+            return_mean=finite(self._return_mean),
+            return_best=self._return_best,
+            length_mean=self.length_mean,
+            staleness=staleness,
+            util=self._util,
+            curve=tuple(self._curve.points),
+        )
+
+    def _write_interval(self, now: float) -> None:
+        last, before = self._last, self._mark.report
+        rates, staleness = self._mark.rates(now, last), self._recent.spread()
+        row: dict[str, float | None] = {
+            "rollout/ep_rew_mean": self._return_mean,
+            "rollout/ep_len_mean": self.length_mean,
+            "train/n_updates": last.version,
+            "time/fps": self._base.rates(now, last).received,
+            "time/total_timesteps": last.received,
+            "time/time_elapsed": self.elapsed,
+            "flow/produced_sps": rates.produced,
+            "flow/received_sps": rates.received,
+            "flow/consumed_sps": rates.consumed,
+        }
+        if (received := last.received - before.received) > 0:
+            row["flow/replay_ratio"] = (last.consumed - before.consumed) / received
+        if staleness is not None:
+            row |= {f"staleness/{name}": value for name, value in staleness._asdict().items()}
+        row |= {f"train/{name}": total / self._uses[name] for name, total in self._sums.items()}
+        row |= {f"util/{name}": share for name, share in self._util.items()}
+        self._write(last.received, last.version, row)
+        self._whole = self._whole.plus(self._recent)
+        self._recent = Histogram()
+        self._sums, self._uses = {}, {}
+        self._mark = Mark(now, last)
+        self._shown = rates, staleness
+
+    def _write(self, steps: int, version: int, values: Mapping[str, float | None]) -> None:
+        """One row to metrics.jsonl and to TensorBoard; one that does not fit is counted as lost."""
+        scalars = {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
+        head = {"step": steps, "wall_s": round(self.elapsed, 3), "updates": version}
+        row = head | {"episodes": self.episodes} | scalars
+        error: OSError | None = None
+        try:
+            self._rows.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        except OSError as raised:
+            error = raised
+        try:
+            self._board.write(steps, scalars)
+        except OSError as raised:
+            error = error or raised
+        if error is not None:
+            self.rows_lost += 1
+            self._say_trouble(error)
+
+    def _say_trouble(self, error: OSError) -> None:
+        if not self._trouble_said:
+            self._trouble_said = True
+            self.event(f"metrics are lost: {error}. Training goes on, and each row is tried.")
+
+
+def only_counts(version: int, produced: int, received: int, consumed: int) -> Report:
+    """A report of nothing new."""
+    episodes, staleness = np.empty(0, EPISODE), np.empty(0, np.int64)
+    return Report(version, produced, received, consumed, episodes, {}, staleness)
+
+
+class Rates(NamedTuple):
+    """Steps per second."""
+
+    produced: float
+    received: float
+    consumed: float
+
+
+class Mark(NamedTuple):
+    """A moment that rates are measured from."""
+
+    time: float
+    report: Report
+
+    def rates(self, now: float, last: Report) -> Rates:
+        seconds, then = now - self.time, self.report
+        if seconds <= 0:
+            return Rates(0.0, 0.0, 0.0)
+        return Rates(
+            (last.produced - then.produced) / seconds,
+            (last.received - then.received) / seconds,
+            (last.consumed - then.consumed) / seconds,
+        )
+
+
+def progress(
+    limits: Mapping[str, float], counts: Mapping[str, float | None], first_return: float | None
+) -> tuple[float | None, tuple[str, ...]]:
+    """How far the nearest stop condition is reached, 0 to 1, and each of them in words.
+
+    A return counts from the first mean that there was, every other count from 0.
+    """
+    nearest, goals = 0.0, []
+    for name, limit in limits.items():
+        count, start = counts[name], 0.0
+        say: Callable[[float], str] = human
+        if name == "seconds":
+            say, name = duration, "time"
+        elif name == "return":
+            say, start = "{:.4g}".format, limit if first_return is None else first_return
+        goals.append(f"{name} {'-' if count is None else say(count)} of {say(limit)}")
+        if count is None:
+            continue
+        if count >= limit:
+            nearest = 1.0
+        elif limit > start:
+            nearest = max(nearest, (count - start) / (limit - start))
+    return (nearest if goals else None), tuple(goals)
+
+
+class Histogram:
+    """Counts of staleness in bounded memory: exact below 1024, in bins 2 % wide above."""
+
+    EXACT = 1024
+    RATIO = 1.02
+    BINS = EXACT + 1500
+    """the last bin has all from 1024 * 1.02**1499, about 8e15"""
+    ROOM = 8192
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(self.BINS, np.int64)
+        self.size = 0
+        self.total = 0
+        self.max = 0
+        # arrivals wait here, for one numpy call per thousands of them
+        self._waiting = np.empty(self.ROOM, np.int64)
+        self._held = 0
+
+    def add(self, values: Array) -> None:
+        end = self._held + len(values)
+        if end > self.ROOM:
+            self._count(self._waiting[: self._held])
+            self._held = 0
+            if len(values) > self.ROOM:
+                self._count(values)
+                return
+            end = len(values)
+        self._waiting[self._held : end] = values
+        self._held = end
+
+    def plus(self, other: Histogram) -> Histogram:
+        """A new one, with what both have."""
+        both = Histogram()
+        for one in (self, other):
+            one._settle()
+            both.counts += one.counts
+            both.size += one.size
+            both.total += one.total
+            both.max = max(both.max, one.max)
+        return both
+
+    def spread(self) -> Staleness | None:
+        self._settle()
+        if self.size == 0:
+            return None
+        rank, part = divmod(0.95 * (self.size - 1), 1.0)
+        ends = np.cumsum(self.counts)
+        low = self._value(int(np.searchsorted(ends, rank, side="right")))
+        high = self._value(int(np.searchsorted(ends, min(rank + 1, self.size - 1), side="right")))
+        return Staleness(self.total / self.size, low + (high - low) * part, self.max)
+
+    def state(self) -> State:
+        self._settle()
+        filled = np.flatnonzero(self.counts)
+        counts = self.counts[filled]
+        return {"bins": filled, "counts": counts, "total": self.total, "max": self.max}
+
+    @classmethod
+    def of(cls, state: State) -> Histogram:
+        self = cls()
+        self.counts[state["bins"]] = state["counts"]
+        self.size = int(self.counts.sum())
+        self.total, self.max = state["total"], state["max"]
+        return self
+
+    def _settle(self) -> None:
+        if self._held:
+            self._count(self._waiting[: self._held])
+            self._held = 0
+
+    def _count(self, values: Array) -> None:
+        if len(values) == 0:
+            return
+        low, high = int(values.min()), int(values.max())
+        if low < 0:
+            raise ValueError(f"staleness {low}: what was consumed is newer than the learner")
+        if high >= self.EXACT:
+            values = values.astype(np.int64)
+            self.total += int(values.sum())
+            far = values >= self.EXACT
+            bins = self.EXACT + np.log(values[far] / self.EXACT) / math.log(self.RATIO)
+            values[far] = np.minimum(bins, self.BINS - 1)
+        else:
+            self.total += int(values.sum())
+        counts = np.bincount(values)
+        self.counts[: len(counts)] += counts
+        self.size += len(values)
+        self.max = max(self.max, high)
+
+    def _value(self, place: int) -> float:
+        if place < self.EXACT:
+            return place
+        middle: float = self.EXACT * self.RATIO ** (place - self.EXACT + 0.5)
+        return min(middle, self.max)
+
+
+class Curve:
+    """At most 256 points, spread over the run: when full, every other one goes."""
+
+    ROOM = 256
+
+    def __init__(self, points: Sequence[tuple[float, float]] = ()) -> None:
+        self.points = list(points)
+        self._next = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        if x < self._next:
+            return
+        self.points.append((x, y))
+        if len(self.points) >= self.ROOM:
+            del self.points[1:-1:2]
+        if len(self.points) > self.ROOM // 2:
+            self._next = x + (x - self.points[0][0]) / len(self.points)
+
+
+class Appender:
+    """A file that only grows, by whole writes: what does not fit leaves nothing behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._fd is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._fd = os.open(self.path, flags, 0o644)
+        size = os.fstat(self._fd).st_size
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            # half a record would make what follows unreadable
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, size)
+            raise
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+class Board:
+    """A TensorBoard event file, one event per row.
+
+    TensorBoard's own EventFileWriter writes from a thread that dies of the first full disk, so
+    this uses the layer under it, RecordWriter. Both are imported when the first row is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        name = f"events.out.tfevents.{time.time_ns()}.{os.uname().nodename}.{os.getpid()}"
+        self._file = Appender(folder / name)
+        self._begun = False
+        self._resumed_at: int | None = None
+
+    def resume(self, steps: int) -> None:
+        """What an earlier process wrote beyond these steps is not part of the run."""
+        self._resumed_at = steps
+
+    def write(self, steps: int, scalars: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import (  # type: ignore[attr-defined]
+            Event,
+            SessionLog,
+        )
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        now = time.time()
+        events = []
+        if not self._begun:
+            self._folder.mkdir(exist_ok=True)
+            events.append(Event(wall_time=now, file_version="brain.Event:2"))
+            if self._resumed_at is not None:
+                start = SessionLog(status=SessionLog.START)
+                events.append(Event(wall_time=now, step=self._resumed_at + 1, session_log=start))
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        events.append(Event(wall_time=now, step=steps, summary=Summary(value=values)))
+        records = io.BytesIO()
+        writer = RecordWriter(records)  # type: ignore[no-untyped-call]
+        for event in events:
+            writer.write(event.SerializeToString())  # type: ignore[no-untyped-call]
+        self._file.write(records.getvalue())
+        self._begun = True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off the line that a process was writing when it was killed, so that all lines parse."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def mean_of(values: Sequence[float] | Array) -> float | None:
+    """Rounded once, whatever the order; None of nothing, nan where it has no value."""
+    if len(values) == 0:
+        return None
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # beyond the range of floats; inf and -inf
+        return math.nan
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

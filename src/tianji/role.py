@@ -1,0 +1,58 @@
+"""What a role is: an object whose `step` does one bounded piece of work and says which."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Did:
+    """Truthy: the kind of work that a step did. Falsy: whom the role waits for."""
+
+    __slots__ = ("kind", "waits")
+
+    def __init__(self, kind: str = "", waits: str = "") -> None:
+        self.kind = kind
+        self.waits = waits
+
+    def __bool__(self) -> bool:
+        return self.kind != ""
+
+    def __repr__(self) -> str:
+        return f"did {self.kind}" if self.kind else f"waits for {self.waits}"
+
+
+State = dict[str, Any]
+"""What a role needs to go on later: JSON values and arrays, nested in dicts with string keys."""
+
+
+class Role(Protocol):
+    """A kind of worker. It never waits, sleeps, takes the time or logs: the driver does."""
+
+    name: str
+
+    def step(self) -> Did: ...
+
+    def state(self) -> State: ...
+
+    def load_state(self, state: State) -> None: ...
+
+    def close(self) -> None: ...
+
+
+ROLES = ("actor", "buffer", "learner", "evaluator", "env", "eval_env", "init")
+
+
+def generator(seed: int, role: str, index: int = 0) -> np.random.Generator:
+    """The random generator that belongs to one role."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(ROLES.index(role), index))
+    return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+
+def generator_state(rng: np.random.Generator) -> State:
+    return dict(rng.bit_generator.state)
+
+
+def load_generator_state(rng: np.random.Generator, state: State) -> None:
+    rng.bit_generator.state = state

@@ -1,0 +1,205 @@
+"""What a buffer holds between actors and learner: rollouts where they lie, never copied in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from tianji import returns
+from tianji.algorithm import Lanes
+from tianji.role import State
+from tianji.types import EPISODE, GAP, VERSION, Array, Layout, Leaves, Rollout, leaf
+
+
+class Fresh:
+    """Each rollout is consumed once, in place, in the order of arrival; `rollouts` make a batch."""
+
+    def __init__(self, lanes: Lanes, rollouts: int) -> None:
+        self.selection: Layout = {
+            "lane": leaf((rollouts,), np.int64),
+            "slot": leaf((rollouts,), np.int64),
+        }
+        self._rollouts = rollouts
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._retired: list[tuple[int, int]] = []
+        self._views: list[dict[int, Rollout]] = [{} for _ in lanes.memory]
+        self._lanes = lanes
+
+    def add(self, lane: int, slot: int) -> None:
+        self._waiting.append((lane, slot))
+
+    def choose(self, rng: np.random.Generator, out: Leaves) -> None:
+        for i in range(self._rollouts):
+            lane, slot = self._waiting.popleft()
+            out["lane"][i], out["slot"][i] = lane, slot
+            self._retired.append((lane, slot))
+
+    def retired(self) -> Iterable[tuple[int, int]]:
+        retired, self._retired = self._retired, []
+        return retired
+
+    def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        for lane, slot in zip(selection["lane"].tolist(), selection["slot"].tolist(), strict=True):
+            views = self._views[lane]
+            if slot not in views:
+                memory = self._lanes.memory[lane]
+                views[slot] = Rollout.over({name: array[slot] for name, array in memory.items()})
+            yield views[slot]
+
+    def state(self) -> State:
+        return {
+            "waiting": [list(x) for x in self._waiting],
+            "retired": [list(x) for x in self._retired],
+        }
+
+    def load_state(self, state: State) -> None:
+        self._waiting = deque((lane, slot) for lane, slot in state["waiting"])
+        self._retired = [(lane, slot) for lane, slot in state["retired"]]
+
+
+class Replay:
+    """Uniform replay over the valid steps of the newest rollouts, with n-step returns.
+
+    The lanes themselves are the memory. A part is one `Rollout` of a single row: observation
+    [2, N] (where the step began, and where its n-step return ends), reward [1, N] the discounted
+    sum, and extras "discount" [1, N], the factor of the value that follows (0 after termination).
+    """
+
+    def __init__(self, lanes: Lanes, batch: int, slots: int, gamma: float, n: int) -> None:
+        self.selection: Layout = {
+            "lane": leaf((batch,), np.int64),
+            "step": leaf((batch,), np.int64),
+        }
+        self._lanes = lanes
+        self._slots = slots
+        """rollouts held per lane"""
+        self._total, self._T, self._B = lanes.memory[0]["reward"].shape
+        self._n = n
+        self._gamma = gamma
+        self._first = [0] * len(lanes.memory)
+        self._held = [0] * len(lanes.memory)
+        self._retired: list[tuple[int, int]] = []
+        self._flat = [_flat(memory) for memory in lanes.memory]
+        self._part: Rollout | None = None
+
+    def add(self, lane: int, slot: int) -> None:
+        if slot != (self._first[lane] + self._held[lane]) % self._total:
+            raise ValueError(f"slot {slot} of lane {lane} is out of order")
+        self._held[lane] += 1
+        if self._held[lane] > self._slots:
+            self._retired.append((lane, self._first[lane]))
+            self._first[lane] = (self._first[lane] + 1) % self._total
+            self._held[lane] -= 1
+
+    def choose(self, rng: np.random.Generator, out: Leaves) -> None:
+        lanes, steps = out["lane"], out["step"]
+        # The newest n - 1 rows of a lane have no complete n-step window yet.
+        rows = np.array([max(0, held * self._T - (self._n - 1)) for held in self._held])
+        ends = np.cumsum(rows * self._B)
+        want = np.arange(len(steps))
+        while len(want):
+            drawn = rng.integers(0, ends[-1], len(want))
+            lane = np.searchsorted(ends, drawn, side="right") if len(rows) > 1 else 0
+            first = np.asarray(self._first)[lane] * (self._T * self._B)
+            step = drawn - (ends - rows * self._B)[lane]
+            step = (step + first) % (self._total * self._T * self._B)
+            lanes[want], steps[want] = lane, step
+            want = want[~self._valid(lane, step)]
+
+    def retired(self) -> Iterable[tuple[int, int]]:
+        retired, self._retired = self._retired, []
+        return retired
+
+    def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        if self._part is None:
+            self._part = self._room(len(selection["step"]))
+        if len(self._flat) == 1:
+            self._gather(0, selection["step"], slice(None))
+        else:
+            for lane in range(len(self._flat)):
+                (where,) = np.nonzero(selection["lane"] == lane)
+                if len(where):
+                    self._gather(lane, selection["step"][where], where)
+        yield self._part
+
+    def state(self) -> State:
+        retired = [list(x) for x in self._retired]
+        return {"first": list(self._first), "held": list(self._held), "retired": retired}
+
+    def load_state(self, state: State) -> None:
+        self._first, self._held = list(state["first"]), list(state["held"])
+        self._retired = [(lane, slot) for lane, slot in state["retired"]]
+
+    def _valid(self, lane: Array | int, step: Array) -> Array:
+        if len(self._flat) == 1:
+            return self._flat[0]["valid"][step]
+        valid = np.empty(len(step), np.bool_)
+        for i in range(len(self._flat)):
+            valid[lane == i] = self._flat[i]["valid"][step[lane == i]]
+        return valid
+
+    def _room(self, N: int) -> Rollout:
+        flat = self._flat[0]
+
+        def empty(rows: int, array: Array) -> Array:
+            return np.empty((rows, N, *array.shape[1:]), array.dtype)
+
+        return Rollout(
+            observation={
+                k[12:]: empty(2, a) for k, a in flat.items() if k.startswith("observation.")
+            },
+            action=empty(1, flat["action"]),
+            reward=np.empty((1, N), np.float32),
+            terminated=np.zeros((1, N), np.bool_),
+            valid=np.ones((1, N), np.bool_),
+            extras={"discount": np.empty((1, N), np.float32)},
+            head=np.zeros(8, np.int64),
+            episode_table=np.empty(0, EPISODE),
+            versions=np.zeros(N, np.int64),
+        )
+
+    def _gather(self, lane: int, step: Array, where: Array | slice) -> None:
+        """Copy the windows that begin at `step` (row * B + env) into places `where` of the part."""
+        assert self._part is not None
+        flat, part, T, B = self._flat[lane], self._part, self._T, self._B
+        row, env = np.divmod(step, B)
+        slot = row // T
+        begin = step + slot * B
+        """observations have T + 1 rows a slot"""
+        if self._n == 1:
+            end = begin + B
+            reward = flat["reward"][step]
+            discount = np.where(flat["terminated"][step], np.float32(0.0), np.float32(self._gamma))
+        else:
+            window = (row + np.arange(self._n)[:, None]) % (self._total * T)
+            steps = window * B + env
+            valid = flat["valid"][steps]
+            # A rollout that does not continue the one before it ends every window at its edge.
+            gap = self._lanes.memory[lane]["head"][window // T, GAP].astype(np.bool_)
+            valid[1:] &= ~(gap & (window % T == 0))[1:]
+            reward, discount, last = returns.n_step(
+                flat["reward"][steps], flat["terminated"][steps], valid, self._gamma, self._n
+            )
+            final = window[last, np.arange(len(step))]
+            end = (final + final // T + 1) * B + env
+        for name, array in part.observation.items():
+            source = flat[f"observation.{name}"]
+            array[0, where] = source[begin]
+            array[1, where] = source[end]
+        part.action[0, where] = flat["action"][step]
+        part.reward[0, where] = reward
+        part.extras["discount"][0, where] = discount
+        part.terminated[0, where] = discount == 0.0
+        part.versions[where] = self._lanes.memory[lane]["head"][slot, VERSION]
+
+
+def _flat(memory: object) -> Leaves:
+    """Leaves [slots, T, B, ...] as [slots * T * B, ...], without a copy."""
+    assert isinstance(memory, dict)
+    return {
+        name: array.reshape(-1, *array.shape[3:])
+        for name, array in memory.items()
+        if name not in ("head", "episodes")
+    }

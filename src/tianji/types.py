@@ -1,0 +1,173 @@
+"""The data that travels: rollouts from environment to gradient, snapshots back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Leaves = dict[str, Array]
+
+EPISODE = np.dtype([("return", np.float32), ("length", np.int32)])
+"""One episode that ended: its undiscounted return and its length in steps."""
+
+VERSION, SOURCE, SEQ, UPDATE, EPISODES, STEPS, PRODUCED, GAP = range(8)
+"""Places in a rollout's head, 8 integers: the policy version that acted, the actor, its count of
+rollouts, the update it is meant for, how many episodes ended, how many steps are valid, how many
+valid steps the actor has made in all, and 1 where the first step does not continue the rollout
+before it."""
+
+
+@dataclass(slots=True)
+class Rollout:
+    """T consecutive steps of B envs under one policy version, time-major; a batch is one too."""
+
+    observation: Leaves
+    """Each [T + 1, B, ...]; the successor of step t is row t + 1, always."""
+    action: Array
+    """[T, B, ...]"""
+    reward: Array
+    """[T, B] float32"""
+    terminated: Array
+    """[T, B] bool: no value follows."""
+    valid: Array
+    """[T, B] bool: False where the step only reset its env."""
+    extras: Leaves
+    """Each [T, B, ...]: what the policy recorded beside the action, or the store did."""
+    head: Array
+    """8 integers; see VERSION and its neighbours."""
+    episode_table: Array
+    """Room for the episodes that ended, EPISODE records; the first `head[EPISODES]` are set."""
+    versions: Array
+    """The policy versions that acted: one for all, or one for each env of a batch from replay."""
+
+    @classmethod
+    def over(cls, leaves: Mapping[str, Array]) -> Rollout:
+        """The rollout whose memory is these leaves, named as in `rollout_layout`."""
+        under: dict[str, Leaves] = {"observation": {}, "extras": {}}
+        for name, array in leaves.items():
+            prefix, _, leaf = name.partition(".")
+            if leaf:
+                under[prefix][leaf] = array
+        return cls(
+            observation=under["observation"],
+            action=leaves["action"],
+            reward=leaves["reward"],
+            terminated=leaves["terminated"],
+            valid=leaves["valid"],
+            extras=under["extras"],
+            head=leaves["head"],
+            episode_table=leaves["episodes"],
+            versions=leaves["head"][VERSION : VERSION + 1],
+        )
+
+    @property
+    def source(self) -> int:
+        return int(self.head[SOURCE])
+
+    @property
+    def episodes(self) -> Array:
+        return self.episode_table[: int(self.head[EPISODES])]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The shape and dtype of one named array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+Layout = dict[str, Leaf]
+"""The named arrays that one slot of a channel holds."""
+
+
+def leaf(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Leaf:
+    return Leaf(tuple(int(n) for n in shape), np.dtype(dtype))
+
+
+def rollout_layout(observation: Layout, action: Leaf, extras: Layout, T: int, B: int) -> Layout:
+    """The arrays of a rollout of T steps of B envs; arguments describe one step of one env."""
+    layout = {
+        f"observation.{k}": leaf((T + 1, B, *v.shape), v.dtype) for k, v in observation.items()
+    }
+    layout["action"] = leaf((T, B, *action.shape), action.dtype)
+    layout["reward"] = leaf((T, B), np.float32)
+    layout["terminated"] = leaf((T, B), np.bool_)
+    layout["valid"] = leaf((T, B), np.bool_)
+    layout |= {f"extras.{k}": leaf((T, B, *v.shape), v.dtype) for k, v in extras.items()}
+    layout["head"] = leaf((8,), np.int64)
+    layout["episodes"] = leaf((T * B,), EPISODE)
+    return layout
+
+
+class Params(Mapping[str, Array]):
+    """Named float32 arrays in one flat buffer: what a policy needs in order to act."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], flat: Array | None = None) -> None:
+        self.shapes = dict(shapes)
+        sizes = {name: int(np.prod(shape, dtype=np.int64)) for name, shape in self.shapes.items()}
+        self.flat = np.zeros(sum(sizes.values()), np.float32) if flat is None else flat
+        self._views: Leaves = {}
+        offset = 0
+        for name, shape in self.shapes.items():
+            self._views[name] = self.flat[offset : offset + sizes[name]].reshape(shape)
+            offset += sizes[name]
+        if offset != self.flat.size:
+            raise ValueError(f"the table names {offset} numbers, the buffer holds {self.flat.size}")
+
+    def __getitem__(self, name: str) -> Array:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A version and its params: all that an actor needs in order to act."""
+
+    version: int
+    params: Params
+
+
+def sha256(arrays: Mapping[str, Array]) -> str:
+    """A hash of named arrays, independent of the order in which they are given."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the learner says after an update."""
+
+    version: int
+    """updates so far"""
+    produced: int
+    """valid steps that actors have made so far"""
+    received: int
+    """valid steps that the buffer has received so far"""
+    consumed: int
+    """valid steps that updates have consumed so far, reuse included"""
+    episodes: Array
+    """EPISODE records that arrived since the last report"""
+    metrics: Mapping[str, float]
+    """the trainer's"""
+    staleness: Array
+    """versions between what acted and what learns, of this update's rollouts or steps"""

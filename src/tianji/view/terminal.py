@@ -1,0 +1,445 @@
+"""What a run shows while it runs: a live panel in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.panel import Panel
+    from rich.text import Text
+
+
+class Staleness(NamedTuple):
+    """Versions behind, of what updates consumed."""
+
+    mean: float
+    p95: float
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a view shows of a run at one moment."""
+
+    elapsed: float
+    """seconds, those of the processes before a resume included"""
+    steps: int
+    """received"""
+    updates: int
+    episodes: int
+    produced: float
+    """steps per second that actors make"""
+    received: float
+    """steps per second that reach the buffer"""
+    consumed: float
+    """steps per second that updates consume, reuse included"""
+    fraction: float | None = None
+    """of the way to the nearest stop condition; None where there is none"""
+    goals: tuple[str, ...] = ()
+    """each stop condition, in words"""
+    return_mean: float | None = None
+    return_best: float | None = None
+    """the best mean of 100 episodes"""
+    length_mean: float | None = None
+    staleness: Staleness | None = None
+    util: Mapping[str, float] = field(default_factory=dict)
+    """shares of a role's time, 0 to 1, by "role/kind" """
+    curve: Sequence[tuple[float, float]] = ()
+    """(steps, return mean) over the run"""
+
+
+class View(Protocol):
+    """Shows a run. `end` is safe to call twice, and is called when the `with` block is left."""
+
+    every: float
+    """seconds between two calls of `show`, at least"""
+
+    def begin(self, title: str, facts: Mapping[str, object]) -> None: ...
+
+    def show(self, status: Status) -> None: ...
+
+    def line(self, text: str) -> None:
+        """Something happened."""
+
+    def end(self, result_lines: Iterable[str] = ()) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+def choose_view(stream: TextIO, plain: bool) -> View:
+    """The live view where the stream is a terminal that can show it, else the plain one."""
+    utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+    able = stream.isatty() and utf8 and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    return LiveView(stream) if able and not plain else PlainView(stream)
+
+
+class SilentView(View):
+    """Shows nothing."""
+
+    every = math.inf
+
+    def begin(self, title: str, facts: Mapping[str, object]) -> None: ...
+
+    def show(self, status: Status) -> None: ...
+
+    def line(self, text: str) -> None: ...
+
+    def end(self, result_lines: Iterable[str] = ()) -> None: ...
+
+
+class PlainView(View):
+    """A line every few seconds, for files, pipes and simple terminals: no control characters."""
+
+    def __init__(self, stream: TextIO, every: float = 5.0) -> None:
+        self.every = every
+        self._stream = stream
+        self._ended = False
+
+    def begin(self, title: str, facts: Mapping[str, object]) -> None:
+        self._print([title, *(f"  {name}: {fact}" for name, fact in facts.items())])
+
+    def show(self, status: Status) -> None:
+        self._print([plain_line(status)])
+
+    def line(self, text: str) -> None:
+        self._print([text])
+
+    def end(self, result_lines: Iterable[str] = ()) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if not self._print(result_lines):
+            _discard_unwritten(self._stream)
+
+    def _print(self, lines: Iterable[str]) -> bool:
+        """A reader that went away or a full disk behind the stream does not stop the run."""
+        encoding = self._stream.encoding or "utf-8"
+        try:
+            for line in lines:
+                safe = printable(line).encode(encoding, "backslashreplace").decode(encoding)
+                self._stream.write(safe + "\n")
+            self._stream.flush()
+        except OSError:
+            return False
+        return True
+
+
+class LiveView(View):
+    """A panel that is redrawn in place, and stays on the screen when the run has ended."""
+
+    every = 0.125
+    widest = 100
+    """columns"""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._title = ""
+        self._facts: Mapping[str, object] = {}
+        self._status: Status | None = None
+        self._events: deque[str] = deque(maxlen=2)
+        self._console: Console | None = None
+        self._live: Live | None = None
+        self._drawn = 0
+        """columns of the panel on the screen"""
+
+    def begin(self, title: str, facts: Mapping[str, object]) -> None:
+        from rich.console import Console
+
+        self._title, self._facts = printable(title), facts
+        self._console = Console(file=self._stream, highlight=False)
+        atexit.register(self.end)
+        self._start(self._console)
+
+    def show(self, status: Status) -> None:
+        self._status = status
+        self._draw()
+
+    def line(self, text: str) -> None:
+        self._events.append(printable(text).replace("\n", " "))
+        self._draw()
+
+    def end(self, result_lines: Iterable[str] = ()) -> None:
+        console, self._console = self._console, None
+        if console is None:
+            return
+        atexit.unregister(self.end)
+        try:
+            self._stop()
+            for line in result_lines:
+                console.print(printable(line), markup=False, soft_wrap=True)
+        except OSError:
+            _discard_unwritten(self._stream)
+
+    def _start(self, console: Console) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        for name, fact in self._facts.items():
+            console.print(Text.assemble((f" {name:<10} ", "dim"), printable(str(fact))))
+        # no thread of its own: the run loop calls `show`
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
+
+    def _stop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _draw(self) -> None:
+        if self._console is None or self._live is None or self._status is None:
+            return
+        try:
+            if self._console.width < self._drawn:
+                # the terminal has wrapped the old panel, so moving up by its lines would miss it
+                self._live.transient = True
+                self._stop()
+                self._console.clear()
+                self._start(self._console)
+            width = min(self._console.width, self.widest)
+            color = not self._console.no_color and self._console.color_system is not None
+            panel = live_panel(self._title, self._status, self._events, width, color)
+            self._live.update(panel, refresh=True)
+            self._drawn = width
+        except OSError:
+            # the terminal is gone (EIO): the run goes on without it
+            self._console = None
+            atexit.unregister(self.end)
+
+
+def plain_line(status: Status) -> str:
+    parts = [duration(status.elapsed)]
+    if status.fraction is not None:
+        parts.append(percent(status.fraction))
+    if status.return_mean is not None:
+        best = "" if status.return_best is None else f" (best {number(status.return_best)})"
+        parts.append(f"return {number(status.return_mean)}{best}")
+    if status.length_mean is not None:
+        parts.append(f"length {number(status.length_mean)}")
+    parts += [
+        f"episodes {human(status.episodes)}",
+        f"steps {human(status.steps)}",
+        f"updates {human(status.updates)}",
+        f"steps/s {human(status.produced)} produced, {human(status.received)} received, "
+        f"{human(status.consumed)} consumed",
+    ]
+    if (stale := status.staleness) is not None:
+        parts.append(
+            f"staleness {stale.mean:.1f} mean, {human(stale.p95)} p95, {human(stale.max)} max"
+        )
+    return " | ".join(parts)
+
+
+def live_panel(title: str, status: Status, events: Iterable[str], width: int, color: bool) -> Panel:
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    room = max(width - 4, 16)
+    lines = [*_progress_lines(status, room), *_count_lines(status, room)]
+    lines += _time_lines(status.util, room, color)
+    lines += [Text.assemble(("· ", "cyan"), (event, "dim")) for event in events]
+    for line in lines:
+        line.no_wrap = True
+        line.overflow = "ellipsis"
+    return Panel(
+        Group(*lines),
+        title=Text(title, "bold"),
+        title_align="left",
+        subtitle=Text(duration(status.elapsed), "cyan"),
+        subtitle_align="right",
+        box=box.ROUNDED,
+        border_style="bright_black",
+        width=width,
+    )
+
+
+def _progress_lines(status: Status, room: int) -> list[Text]:
+    from rich.text import Text
+
+    if status.fraction is None:
+        return []
+    wide = room - 7
+    filled = round(wide * status.fraction)
+    bar = Text.assemble(
+        ("━" * filled, "cyan"),
+        ("─" * (wide - filled), "bright_black"),
+        (f"{percent(status.fraction):>7}", "bold"),
+    )
+    return [bar, Text(" · ".join(status.goals), "dim")]
+
+
+def _count_lines(status: Status, room: int) -> list[Text]:
+    from rich.text import Text
+
+    label = "cyan"
+    mean = f"{_or_dash(status.return_mean):>8}"
+    first = Text.assemble(("return    ", label), (mean, "bold green"))
+    if status.return_best is not None:
+        first.append("  best ", "dim").append(number(status.return_best))
+    if status.curve:
+        ends = [mean for _, mean in status.curve]
+        scale = f" {human(min(ends))} to {human(max(ends))}"
+        first.append(" " * max(2, 34 - first.cell_len))
+        first.append(sparkline(status.curve, max(room - first.cell_len - len(scale), 0)), "green")
+        first.append(scale, "dim")
+    length = _or_dash(status.length_mean)
+    pairs = [("length", length), ("updates", human(status.updates)), ("steps", human(status.steps))]
+    second = Text.assemble(("episodes  ", label), f"{human(status.episodes):>8}")
+    for name, text in pairs:
+        second.append(f"  {name} ", "dim").append(f"{text:<8}")
+    third = Text.assemble(("steps/s   ", label), (f"{human(status.produced):>8}", "bold"))
+    third.append(" produced → ", "dim").append(human(status.received), "bold")
+    third.append(" received → ", "dim").append(human(status.consumed), "bold")
+    third.append(" consumed", "dim")
+    if status.received > 0:
+        third.append(f"  ×{status.consumed / status.received:.3g}", "dim")
+    lines = [first, second, third]
+    if (stale := status.staleness) is not None:
+        fourth = Text.assemble(("staleness ", label), (f"{stale.mean:>8.1f}", "bold"))
+        fourth.append(" mean", "dim").append(f"   {human(stale.p95)}").append(" p95", "dim")
+        lines.append(fourth.append(f"   {human(stale.max)}").append(" max", "dim"))
+    return lines
+
+
+COLORS = ("cyan", "magenta", "yellow", "blue", "green", "red")
+SHADES = "█▓▒░"
+BAR = 20
+"""columns of a role's bar: all of its time"""
+
+
+def _time_lines(util: Mapping[str, float], room: int, color: bool) -> list[Text]:
+    """Where the time goes: one bar for one host, else one for each role, of the 4 busiest."""
+    from rich.text import Text
+
+    if not util:
+        return []
+    if sum(util.values()) < 1.02:
+        shares = {key.replace("/", " "): share for key, share in util.items()}
+        bar, legend = _bar_and_legend(shares, room - 10, room - 10, color)
+        return [Text.assemble(("time      ", "cyan"), bar), Text(" " * 10).append(legend)]
+    roles: dict[str, dict[str, float]] = {}
+    for key, share in util.items():
+        role, _, kind = key.partition("/")
+        roles.setdefault(role, {})[kind or role] = share
+    busiest = sorted(roles, key=lambda role: -sum(roles[role].values()))[:4]
+    lines = []
+    for role in (role for role in roles if role in busiest):
+        bar, legend = _bar_and_legend(roles[role], BAR, room - BAR - 12, color)
+        lines.append(Text.assemble((f"{role:<9.9} ", "cyan"), bar, "  ", legend))
+    return lines
+
+
+def _bar_and_legend(
+    shares: Mapping[str, float], wide: int, room: int, color: bool
+) -> tuple[Text, Text]:
+    """Shares of 1 as a bar of `wide` columns, work before waiting, and what fits of their names."""
+    from rich.text import Text
+
+    bar, legend, end = Text(), Text(), 0.0
+    order = sorted((_waits(kind), -share, kind) for kind, share in shares.items())
+    for i, (waits, minus_share, kind) in enumerate(order):
+        share = -minus_share
+        style = "bright_black" if waits else COLORS[i % len(COLORS)]
+        glyph = ("░" if waits else "█") if color else SHADES[i % len(SHADES)]
+        end += share
+        bar.append(glyph * (min(round(wide * end), wide) - bar.cell_len), style)
+        entry = f"{kind.replace('_', ' ')} {percent(share)}"
+        if share >= 0.005 and legend.cell_len + 3 + len(entry) <= room:
+            legend.append(" · " if legend else "", "dim").append(entry, style)
+    bar.append(" " * (wide - bar.cell_len))
+    return bar, legend
+
+
+def _waits(kind: str) -> bool:
+    return "wait" in kind or "idle" in kind
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(curve: Sequence[tuple[float, float]], width: int) -> str:
+    """The curve in `width` columns of equal ranges of steps; an empty range repeats the last."""
+    if not curve or width <= 0:
+        return ""
+    start, stop = curve[0][0], curve[-1][0]
+    columns: list[list[float]] = [[] for _ in range(width)]
+    for x, y in curve:
+        place = (x - start) / (stop - start) if stop > start else 0.0
+        columns[min(int(place * width), width - 1)].append(y)
+    heights: list[float] = []
+    for column in columns:
+        heights.append(sum(column) / len(column) if column else heights[-1])
+    low, high = min(heights), max(heights)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((y - low) * scale)] for y in heights)
+
+
+def human(count: float) -> str:
+    """Three digits and a unit: 312, 12.3 k, 1.2 M."""
+    if not math.isfinite(count):
+        return str(count)
+    if abs(count) < 999.5:
+        return f"{count:.3g}"
+    for unit in ("k", "M", "G", "T"):
+        count /= 1000
+        if abs(count) < 999.5 or unit == "T":
+            break
+    digits = 1 if abs(count) < 99.95 else 0
+    return f"{count:.{digits}f} {unit}"
+
+
+def number(value: float) -> str:
+    """Four digits of a number that may be small, large or negative."""
+    if abs(value) >= 10_000:
+        return human(value)
+    return f"{value:#.4g}".rstrip(".")
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """0:42, 12:03, 1:02:03."""
+    minutes, s = divmod(int(seconds), 60)
+    h, m = divmod(minutes, 60)
+    return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
+
+
+def printable(text: str) -> str:
+    """The text with what could steer a terminal written out, newlines kept."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+def _discard_unwritten(stream: TextIO) -> None:
+    """Let go of what could not be written, or the interpreter's exit code would become 120."""
+    if stream in (sys.stdout, sys.stderr):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())
+        os.close(devnull)
