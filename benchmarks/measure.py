@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved runs, medians with their intervals, timed processes, saved results."""
+"""What the benchmarks share: interleaved runs, medians with intervals, timed processes, results."""
 
 import datetime
 import json
@@ -83,10 +83,11 @@ def ratio_of_medians(
 def run_process(
     argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> tuple[str, dict[str, float]]:
-    """Run a command at the repository's root; its stdout, and the seconds it took from spawn to exit.
+    """Run a command at the repository's root; its stdout, and the seconds from spawn to exit.
 
-    `env` is added to this process's own. `cpu_s` covers the child and every descendant that was waited for.
-    A command that fails or runs past `timeout` raises RuntimeError with the end of its stderr.
+    `env` is added to this process's own. `cpu_s` covers the child and every descendant that was
+    waited for. A command that fails or runs past `timeout` raises RuntimeError with the end of its
+    stderr.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -127,7 +128,7 @@ def run_process(
 def run_json(
     argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> dict[str, Any]:
-    """Run a command; the JSON object that is its last line of stdout, with `total_s` and `cpu_s` added."""
+    """Run a command; the JSON object of its last stdout line, with `total_s` and `cpu_s` added."""
     stdout, taken = run_process(argv, env, timeout)
     lines = stdout.strip().splitlines()
     try:
@@ -143,11 +144,12 @@ def run_json(
 
 
 def save(name: str, payload: Mapping[str, Any]) -> Path:
-    """Write benchmarks/results/<name>.json: the payload, the machine and the command that measured it."""
+    """Write benchmarks/results/<name>.json: the payload, the machine and the measuring command."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     command = shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
-    text = json.dumps({**payload, "machine": machine(), "command": command}, indent=2)
+    whole = _nan_as_null({**payload, "machine": machine(), "command": command})
+    text = json.dumps(whole, indent=2, allow_nan=False)
     # Written beside and renamed: an interrupted run leaves the older result whole.
     partial = path.with_suffix(".partial")
     partial.write_text(text + "\n")
@@ -166,6 +168,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(cells[0]), line(["-" * w for w in widths]), *map(line, cells[1:])])
+
+
+def _nan_as_null(value: Any) -> Any:
+    """JSON has no nan: a median of nothing is written as null."""
+    if isinstance(value, Mapping):
+        return {key: _nan_as_null(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nan_as_null(item) for item in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _cpu_model() -> str:

@@ -227,7 +227,7 @@ def run():
 ENDINGS = {
     "well": ("with view:\n    run()\n    view.end(['stopped: steps >= 2'])", 0),
     "by an exception": ("with view:\n    run()\n    raise RuntimeError('boom')", 1),
-    "by Ctrl-C": ("with view:\n    run()\n    time.sleep(60)", -signal.SIGINT),
+    "by Ctrl-C": ("with view:\n    run()\n    while True: time.sleep(0.01)", -signal.SIGINT),
     "without end": ("run()\nraise RuntimeError('boom')", 1),
 }
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -248,16 +248,14 @@ def in_a_terminal(code: str, interrupt: bool, **env: str) -> tuple[str, int]:
     os.close(theirs)
     text, deadline = b"", time.monotonic() + 60
     try:
-        while time.monotonic() < deadline:
-            if not select.select([ours], [], [], 1.0)[0]:
+        while select.select([ours], [], [], 0.5)[0] or process.poll() is None:
+            assert time.monotonic() < deadline, f"still running after {text.decode()!r}"
+            if not select.select([ours], [], [], 0)[0]:
                 continue
             try:
-                part = os.read(ours, 65536)
+                text += os.read(ours, 65536)
             except OSError:  # EIO: the last writer has closed
                 break
-            if not part:
-                break
-            text += part
             if interrupt and b"READY" in text:
                 interrupt = False
                 process.send_signal(signal.SIGINT)

@@ -1,8 +1,9 @@
-"""DQN on CartPole-v1 in one file, the way CleanRL writes it: the peer that tianji's DQN is timed against.
+"""DQN on CartPole-v1 in one file, in CleanRL's style: the peer that tianji's DQN is timed against.
 
-rl-zoo's CartPole settings with double Q-learning, soft targets and a lighter update schedule, since the
-plain ones miss a mean of 300 in their own budget. The script stops when the mean return of the last 100
-training episodes reaches --target, and prints one JSON object as its last line.
+rl-zoo's CartPole settings with double Q-learning, soft targets, fewer and larger updates, and a
+learning rate of 5e-4: its own 2.3e-3 with these lost the policy on 2 of 5 seeds. The script
+stops when the mean return of the last 100 training episodes reaches --target, and prints one JSON
+object as its last line.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     add("--train-frequency", type=int, default=8, help="env steps between trainings")
     add("--gradient-steps", type=int, default=2, help="updates per training")
     add("--batch-size", type=int, default=128)
-    add("--learning-rate", type=float, default=2.3e-3)
+    add("--learning-rate", type=float, default=5e-4)
     add(
         "--anneal",
         action=argparse.BooleanOptionalAction,

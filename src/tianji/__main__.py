@@ -261,7 +261,7 @@ def _play(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     config = _module("config").load_config(arguments.config, arguments.overrides)
-    rows = config.keys()
+    rows = config.rows()
     if arguments.json:
         named = ("value", "origin", "meaning")
         print(json.dumps({key: dict(zip(named, rest, strict=True)) for key, *rest in rows}))

@@ -165,9 +165,13 @@ class Actor:
         action, self._recurrent, extras = decision
         try:
             observation, reward, terminated, truncated, valid = self._env.step(action)
-        except Exception:
+        except Exception as error:
             self._refuse_nonfinite(rollout, t)
-            raise
+            raise Failure(
+                f"{self._env.spec.id} raised {type(error).__name__}: {error} (a step of "
+                f"{self.name}, row {t} of its rollout {self._seq}). What was learnt until the last "
+                f"checkpoint is kept; the traceback is in the run's log."
+            ) from error
         for name, rows in rollout.observation.items():
             rows[t + 1] = observation[name]
         rollout.action[t] = action

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tianji.actor import Actor
@@ -68,18 +69,17 @@ def make_spec(config: Config, env: Env) -> Spec:
     return spec
 
 
-def build(config: Config) -> Built:
-    """
+def build(config: Config, make: Callable[[int], Env] | None = None) -> Built:
+    """The roles of a run, joined; `make(num_envs)` makes its envs, by default as the config says.
+
     actor-i ── rollouts-i ──▶ buffer ── batches ──▶ learner
        ▲                                               │
        └──────────────────── snapshots ◀───────────────┘──▶ evaluator
     """
     scale, algorithm = config.scale, config.algorithm
     relax = PRESETS[scale.relax]()
-    envs = [
-        make_env(config.env.id, scale.envs_per_actor, config.env.kwargs)
-        for _ in range(scale.actors)
-    ]
+    make = make or (lambda num_envs: make_env(config.env.id, num_envs, config.env.kwargs))
+    envs = [make(scale.envs_per_actor) for _ in range(scale.actors)]
     spec = make_spec(config, envs[0])
     transport = Memory()
     policies: list[Policy] = [algorithm.policy(spec) for _ in envs]
@@ -133,7 +133,7 @@ def build(config: Config) -> Built:
     evaluator = None
     if config.eval.every:
         evaluator = Evaluator(
-            env=make_env(config.env.id, min(EVAL_ENVS, config.eval.episodes), config.env.kwargs),
+            env=make(min(EVAL_ENVS, config.eval.episodes)),
             policy=algorithm.policy(spec),
             snapshots=snapshots,
             every=config.eval.every,

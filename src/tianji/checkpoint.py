@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -107,15 +107,16 @@ class Checkpoints:
             raise self._not_saved(step, needed, error) from error
         return self.folder / name
 
-    def load(self, which: str = "latest") -> Loaded:
-        """The checkpoint that `which` names: "latest", "best", or a folder's name."""
+    def load(self, which: str = "latest", only: Sequence[str] | None = None) -> Loaded:
+        """The checkpoint that `which` names: "latest", "best", or a folder's name; with `only`,
+        some of its parts."""
         path = self._find(which)
         try:
             manifest = self._inspect(path)
             parts: dict[str, State] = {}
             for file in sorted(manifest["files"]):
                 part, _, suffix = file.partition(".")
-                if suffix == "json":
+                if suffix == "json" and (only is None or part in only):
                     parts[part] = _read(path, part)
             meta, score = (_decode(manifest[key], {}) for key in ("meta", "score"))
         except _Flaw as flaw:

@@ -126,7 +126,7 @@ class Config:
         tree = {k: v for k, v in self.tree().items() if k in ("seed", *IDENTITY)}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
-    def keys(self) -> list[tuple[str, Any, str, str]]:
+    def rows(self) -> list[tuple[str, Any, str, str]]:
         """(dotted key, value, where from, meaning) of every key, also of those without a value."""
         rows: list[tuple[str, Any, str, str]] = [
             ("seed", self.seed, self.origin.get("seed", "default"), _meanings(Config)["seed"])

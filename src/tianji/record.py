@@ -134,8 +134,12 @@ class Recorder:
 
     def event(self, text: str) -> None:
         """A line to the log and the view."""
-        when = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         self._view.line(text)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        """A line to the log alone."""
+        when = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         try:
             self._log.write(f"{when} {text}\n".encode())
             self._log.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -210,6 +212,7 @@ class _Run:
         """Train until something ends it. Whatever that is, the folder says how it ended."""
         if self._resumed is None:
             self._built.learner.begin()
+        self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
         if self._resumed:
@@ -218,7 +221,6 @@ class _Run:
             )
         try:
             with _signals(self._caught):
-                self._first_step()
                 status, reason = self._loop()
                 self._save()
             result = self._result(status, reason)
@@ -231,12 +233,6 @@ class _Run:
             self._built.close()
         _write_json(self._folder / "result.json", result.tree())
         return result
-
-    def _first_step(self) -> None:
-        self._recorder.begin()
-        while self._driver.step() is not SIMULATE:
-            pass
-        self._start_s = self._age()
 
     def _loop(self) -> tuple[str, str]:
         driver, learner, tick, util = (
@@ -251,6 +247,8 @@ class _Run:
                 assert learner.report is not None
                 if reason := self._after_update(learner.report):
                     return "done", reason
+            elif did is SIMULATE and self._start_s == 0.0:
+                self._start_s = self._age()
             elif did is EVALUATED:
                 self._after_evaluation()
             tick(util)
@@ -351,7 +349,7 @@ class _Run:
             self._recorder.event(f"the batch is saved in {path}")
         failure = {"status": "failed", "error": type(error).__name__, "message": str(error)}
         _write_json(self._folder / "result.json", failure | {"run_dir": str(self._folder)})
-        self._recorder.event(f"failed: {type(error).__name__}: {error}")
+        self._recorder.log("failed:\n" + "".join(traceback.format_exception(error)).rstrip())
 
     def _util(self) -> dict[str, float]:
         """Shares of the time since the last call, by role and kind of work; they add up to 1."""
@@ -415,18 +413,19 @@ def _folder(runs: Path, name: str | None, config: Config) -> Path:
 
 
 def _make(folder: Path, config: Config) -> None:
+    resolved = "# The resolved config of this run: every key with its value.\n"
+    resolved += tomli_w.dumps(config.tree())
+    about = json.dumps(manifest(config.seed, config.identity()), indent=2) + "\n"
     try:
         folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(resolved)
+        (folder / "manifest.json").write_text(about)
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise Refusal(
             f"the run folder {folder} cannot be made ({error.strerror}), so nothing could be kept. "
             f"Choose another place with --runs."
         ) from error
-    (folder / "config.toml").write_text(
-        "# The resolved config of this run: every key with its value.\n"
-        + tomli_w.dumps(config.tree())
-    )
-    _write_json(folder / "manifest.json", manifest(config.seed, config.identity()))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

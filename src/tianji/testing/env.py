@@ -1,4 +1,4 @@
-"""Checkers for what users write: does it keep what its template promises?"""
+"""Does an environment keep what its template promises?"""
 
 from __future__ import annotations
 

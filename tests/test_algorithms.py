@@ -1,0 +1,269 @@
+"""Algorithms: the public checker over each, and known answers learnt."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tianji.algorithm import Network
+from tianji.algorithms.dqn import DQN
+from tianji.algorithms.ppo import PPO
+from tianji.build import build, make_spec
+from tianji.config import ScaleConfig
+from tianji.driver import Serial, Shuffled
+from tianji.env import make_env
+from tianji.errors import Refusal
+from tianji.learner import NonFinite
+from tianji.testing import check_algorithm
+from tianji.testing.algorithm import config_for, run_updates
+from tianji.types import EPISODE, Rollout, leaf, rollout_layout
+
+SMALL_DQN = DQN(batch_size=16, warmup=64, capacity=256, new_steps=16)
+SMALL_PPO = PPO(epochs=2, minibatches=2)
+
+
+def toy(name, **kwargs):
+    return lambda num_envs: make_env(f"toy/{name}", num_envs, kwargs)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        SMALL_PPO,
+        replace(SMALL_PPO, normalise_observation=True, normalise_reward=True, value_clip=0.2),
+        replace(SMALL_PPO, schedule="linear", entropy_coef=0.01, epochs=1),
+        SMALL_DQN,
+        replace(SMALL_DQN, n_step=3, dueling=True, double=False, loss="mse", target_every=2),
+        replace(SMALL_DQN, new_steps=4),
+    ],
+    ids=lambda a: f"{a.name}",
+)
+def test_each_algorithm_keeps_its_promises(algorithm):
+    check_algorithm(algorithm, toy("Chain"))
+
+
+@pytest.mark.parametrize(
+    ("id", "kwargs"),
+    [("toy/Identity", {"continuous": True}), ("CartPole-v1", {}), ("Pendulum-v1", {})],
+)
+def test_ppo_keeps_its_promises_for_other_actions_and_envs(id, kwargs):
+    check_algorithm(SMALL_PPO, lambda num_envs: make_env(id, num_envs, kwargs), updates=2)
+
+
+class Forgetful(PPO):
+    """Draws its minibatches from the clock."""
+
+    def trainer(self, spec):
+        trainer = super().trainer(spec)
+        trainer._rng = np.random.default_rng()
+        return trainer
+
+
+class Unsaved(PPO):
+    """Does not save its networks."""
+
+    def trainer(self, spec):
+        trainer = super().trainer(spec)
+        trainer.load_state = lambda state: None
+        return trainer
+
+
+class Deaf(PPO):
+    """Ignores the seed."""
+
+    def policy(self, spec):
+        policy = super().policy(replace(spec, seed=0))
+        act = policy.act
+        policy.act = lambda o, s, rng: act(o, s, None if rng is None else np.random.default_rng(0))
+        return policy
+
+    def trainer(self, spec):
+        return super().trainer(replace(spec, seed=0))
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Unsaved, Deaf])
+def test_a_broken_algorithm_is_found(broken):
+    with pytest.raises(AssertionError):
+        check_algorithm(broken(epochs=2, minibatches=2), toy("Chain"))
+
+
+def learn(algorithm, make, updates, network=Network(hidden=(32,)), scale=None, seed=0):  # noqa: B008
+    scale = scale or ScaleConfig(envs_per_actor=16, rollout_length=16)
+    config = replace(config_for(algorithm, seed, scale), network=network)
+    built = build(config, make)
+    built.learner.begin()
+    returns = []
+    driver = Serial(built.roles)
+    while built.learner.version < updates:
+        driver.step()
+        report = built.learner.report
+        if report is not None and len(report.episodes):
+            returns += report.episodes["return"].tolist()
+            built.learner.report = None
+    built.close()
+    return built, returns
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_ppo_learns_the_identity(continuous):
+    make = toy("Identity", n=3, length=8, continuous=continuous)
+    algorithm = PPO(learning_rate=5e-3, gamma=0.5, epochs=6)
+    _, returns = learn(algorithm, make, 80)
+    assert np.mean(returns[-100:]) > (-0.2 if continuous else 7.8)
+
+
+def test_dqn_learns_the_identity():
+    algorithm = DQN(
+        learning_rate=3e-3, gamma=0.5, new_steps=16, warmup=512, epsilon_steps=2000,
+        epsilon_end=0.0, capacity=5000, batch_size=64,
+    )  # fmt: skip
+    _, returns = learn(algorithm, toy("Identity", n=3, length=8), 600)
+    assert np.mean(returns[-50:]) > 7.8
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_dqn_learns_the_known_values_of_the_chain(n_step):
+    algorithm = DQN(
+        learning_rate=3e-3, gamma=0.8, new_steps=8, warmup=512, epsilon_steps=1, n_step=n_step,
+        epsilon_start=1.0, epsilon_end=1.0 if n_step == 1 else 0.1, capacity=5000, batch_size=128,
+    )  # fmt: skip
+    make = toy("Chain", n=5)
+    built, _ = learn(algorithm, make, 1500, Network(hidden=(32,), activation="relu"))
+    env = make(1)
+    optimal = env.optimal_values(0.8)[:-1]
+    trainer = built.learner._trainer
+    with torch.no_grad():
+        values = trainer._values(trainer._online, torch.eye(5)[:4]).amax(-1)
+    np.testing.assert_allclose(values.numpy(), optimal[:4], atol=0.08)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_truncated_episode_is_valued_as_if_it_went_on(algorithm):
+    """Rewards of 1 for ever: the value is 1 / (1 - gamma), whatever the length of episodes. Taking
+    truncation for termination would give about half of it."""
+    make, gamma = toy("Target", every=4), 0.8
+    scale = ScaleConfig(envs_per_actor=8, rollout_length=16)
+    if algorithm == "ppo":
+        hyper = PPO(learning_rate=5e-3, gamma=gamma, epochs=8, max_grad_norm=0)
+        built, _ = learn(hyper, make, 80, scale=scale)
+        network = built.learner._trainer._value
+    else:
+        hyper = DQN(learning_rate=3e-3, gamma=gamma, warmup=256, new_steps=8, tau=0.05)
+        built, _ = learn(hyper, make, 800, scale=scale)
+        network = built.learner._trainer._online
+    observation = torch.from_numpy(make(1).reset(0)["obs"])
+    with torch.no_grad():
+        value = float(network(observation).amax())
+    assert value == pytest.approx(1 / (1 - gamma), rel=0.1)
+
+
+def test_dqn_refuses_continuous_actions_with_the_remedy():
+    env = make_env("Pendulum-v1", 1, {})
+    with pytest.raises(Refusal, match=r'algorithm.name = "ppo"'):
+        make_spec(config_for(DQN()), env)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "word"),
+    [
+        (PPO(minibatches=1000), "minibatches"),
+        (DQN(warmup=10), "warmup"),
+        (DQN(warmup=1000, capacity=500), "capacity"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(algorithm, word):
+    with pytest.raises(Refusal, match=word):
+        make_spec(config_for(algorithm), make_env("toy/Chain", 4, {}))
+
+
+def test_a_linear_schedule_without_an_end_is_refused():
+    config = config_for(PPO(schedule="linear"))
+    config = replace(config, stop=replace(config.stop, updates=None, seconds=1.0))
+    with pytest.raises(Refusal, match=r"stop\.steps"):
+        make_spec(config, make_env("toy/Chain", 4, {}))
+
+
+def test_the_share_of_random_actions_falls_with_the_version():
+    dqn = DQN(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=100, new_steps=10)
+    assert [dqn.epsilon(v) for v in (0, 5, 10, 50)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    spec = make_spec(config_for(dqn), make_env("toy/Chain", 4, {}))
+    assert dqn.trainer(spec).params(5)["epsilon"] == pytest.approx(0.55)
+
+
+def test_the_dueling_network_adds_value_and_advantages():
+    spec = make_spec(config_for(DQN(dueling=True)), make_env("toy/Chain", 4, {}))
+    trainer = DQN(dueling=True).trainer(spec)
+    trainer._online = lambda x: torch.tensor([[1.0, 3.0, 10.0]])
+    assert trainer._values(trainer._online, torch.zeros(1)).tolist() == [[9.0, 11.0]]
+
+
+def part_of(reward, observation=0.0):
+    """A rollout of two envs and eight steps that PPO can take."""
+    layout = rollout_layout(
+        {"obs": leaf((5,), np.float32)},
+        leaf((), np.int64),
+        {"log_prob": leaf((), np.float32)},
+        8,
+        4,
+    )
+    part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
+    part.valid[:], part.reward[:], part.extras["log_prob"][:] = True, reward, np.log(0.5)
+    part.observation["obs"][:] = observation
+    assert part.episode_table.dtype == EPISODE
+    return part
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("algorithm", [SMALL_PPO, SMALL_DQN], ids=["ppo", "dqn"])
+def test_an_update_that_is_not_finite_is_never_published(bad, algorithm):
+    built = build(config_for(algorithm), toy("Chain"))
+    built.learner.begin()
+    run_updates(built, Serial(built.roles), 1)
+    learner = built.learner
+    learner._trainer.finish = lambda: {"loss": bad}
+    published = built.transport.newest("snapshots", 0)._version
+    with pytest.raises(NonFinite, match="not published") as caught:
+        run_updates(built, Serial(built.roles), 1)
+    assert len(caught.value.batch) > 0
+    assert built.transport.newest("snapshots", 0)._version == published
+    assert learner.version == published
+
+
+def test_rewards_that_overflow_end_in_a_failure_that_says_so():
+    spec = make_spec(config_for(SMALL_PPO), make_env("toy/Chain", 4, {}))
+    trainer = SMALL_PPO.trainer(spec)
+    trainer.take(part_of(1e30))
+    metrics = trainer.finish()
+    assert not np.isfinite(metrics["loss"]) or not trainer.finite()
+
+
+@pytest.mark.parametrize("order", range(5))
+@pytest.mark.parametrize("algorithm", [SMALL_PPO, SMALL_DQN], ids=["ppo", "dqn"])
+def test_staleness_stays_within_the_lead_in_any_order(algorithm, order):
+    scale = ScaleConfig(actors=3, envs_per_actor=2, rollout_length=4, relax="one_step")
+    built = build(replace(config_for(algorithm, scale=scale)), toy("Chain"))
+    built.learner.begin()
+    driver = Shuffled(built.roles, order)
+    seen = set()
+    while built.learner.version < 30:
+        driver.step()
+        if built.learner.report is not None:
+            seen |= set(built.learner.report.staleness.tolist())
+            built.learner.report = None
+    if algorithm.name == "ppo":
+        assert seen == {0, 1}
+    else:
+        assert max(seen) > 1, "replay consumes what older versions made, and says so"
+
+
+def test_the_policy_of_a_rollout_is_the_one_its_update_asks_for():
+    built = build(config_for(SMALL_PPO), toy("Chain"))
+    built.learner.begin()
+    driver = Shuffled(built.roles, 0)
+    while built.learner.version < 10:
+        driver.step()
+        if built.learner.report is not None:
+            assert (built.learner.report.staleness == 0).all()
+            assert len(built.learner.report.staleness) == 2

@@ -1,0 +1,377 @@
+"""The command line as a user has it: outputs, exit codes, signals, bad input."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+
+from tianji.__main__ import main
+
+SMALL = [
+    "ppo_cartpole", "algorithm.epochs=1", "network.hidden=[8]", "scale.envs_per_actor=4",
+    "scale.rollout_length=8", "stop.updates=3",
+]  # fmt: skip
+
+
+def command(*argv, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "tianji", *map(str, argv)],
+        capture_output=True, text=True, timeout=120, **kwargs,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    done = command("train", *SMALL, "--runs", folder, "--name", "done", "--json")
+    assert done.returncode == 0, done.stderr
+    return folder / "done", done
+
+
+def test_json_is_the_last_line_of_stdout_and_has_every_key(run):
+    folder, done = run
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert {
+        "status", "run_dir", "wall_s", "start_s", "steps", "updates", "episodes", "return_mean",
+        "steps_per_s", "staleness", "params_sha256", "stop_reason",
+    } <= result.keys()  # fmt: skip
+    assert result["status"] == "done"
+    assert result["run_dir"] == str(folder)
+    assert set(result["steps_per_s"]) == {"produced", "received", "consumed"}
+    assert set(result["staleness"]) == {"mean", "p95", "max"}
+    assert 0 < result["start_s"] < result["wall_s"]
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_without_json_the_result_and_the_run_folder_are_told(tmp_path):
+    done = command("train", *SMALL, "--runs", tmp_path, "--plain")
+    assert done.returncode == 0
+    assert "done: updates >= 3" in done.stdout
+    assert str(tmp_path) in done.stdout
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["train"], ["resume"], ["eval"], ["play"], ["show"], ["list"], ["doctor"]]
+)
+def test_help_is_there_for_every_command(argv, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*argv, "--help"])
+    assert ended.value.code == 0
+    assert "usage: tianji" in capsys.readouterr().out
+
+
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys; from tianji.__main__ import parser; parser().format_help(); "
+        "print([m for m in ('torch', 'numpy', 'gymnasium', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_eval_plays_as_many_episodes_as_asked(run, capsys):
+    assert main(["eval", str(run[0]), "--episodes", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["episodes"] == len(told["returns"]) == 3
+    assert told["return_mean"] == pytest.approx(np.mean(told["returns"]))
+    assert main(["eval", str(run[0]), "--episodes", "2"]) == 0
+    assert "2 episodes of CartPole-v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["gif", "mp4"])
+def test_play_writes_a_video_that_can_be_read(run, ending, tmp_path, capsys):
+    import imageio.v3 as imageio
+
+    path = tmp_path / f"episode.{ending}"
+    assert main(["play", str(run[0]), "--video", str(path)]) == 0
+    told = capsys.readouterr().out
+    frames = imageio.imread(path)
+    assert len(frames) >= 8
+    assert frames.shape[1:] == (400, 600, 3)
+    assert f"{path}: " in told
+    assert frames[0].std() > 0, "the picture is empty"
+
+
+def test_play_shows_a_window(run, capsys):
+    assert main(["play", str(run[0])]) == 0
+    assert "return" in capsys.readouterr().out
+
+
+def test_play_without_a_screen_says_what_to_do(run, capsys, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["play", str(run[0])]) == 2
+    assert "--video" in capsys.readouterr().err
+
+
+def test_show_tells_value_origin_and_meaning(capsys):
+    assert main(["show", "ppo_cartpole", "seed=9"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    seed = next(row for row in rows if row.startswith("seed"))
+    assert "9" in seed.split()
+    assert "command line" in seed
+    assert main(["show", "ppo_cartpole", "seed=9", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["seed"] == {
+        "value": 9,
+        "origin": "command line",
+        "meaning": told["seed"]["meaning"],
+    }
+    assert told["env.id"]["origin"] == "ppo_cartpole.toml"
+
+
+def test_list_names_everything_there_is(capsys):
+    assert main(["list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"dqn", "ppo"} <= told["algorithms"].keys()
+    assert "sync" in told["presets"]
+    assert "ppo_cartpole" in told["configs"]
+    assert any(env["extra"] == "box2d" for env in told["envs"])
+    assert main(["list"]) == 0
+    assert "ppo_cartpole" in capsys.readouterr().out
+
+
+def test_doctor_finds_what_is_needed(capsys):
+    assert main(["doctor"]) == 0
+    assert "everything needed works" in capsys.readouterr().out
+    assert main(["doctor", "--json"]) == 0
+    found = {f["what"]: f for f in json.loads(capsys.readouterr().out)}
+    assert found["torch"]["works"]
+    assert found["shared memory"]["works"]
+
+
+class WrongShape(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(4, np.float32), {}
+
+
+class RaisesAtReset(WrongShape):
+    def reset(self, seed=None, options=None):
+        raise OSError("no licence")
+
+
+gymnasium.register("test/WrongShape-v0", WrongShape)
+gymnasium.register("test/RaisesAtReset-v0", RaisesAtReset)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["env.id=CartPol-v1"], ["CartPol-v1", 'Did you mean "CartPole-v1"?']),
+        (["algorithm.name=pppo"], ["pppo", 'Did you mean "ppo"?']),
+        (["algorithm.gama=0.9"], ["algorithm.gama", 'Did you mean "algorithm.gamma"?']),
+        (["algorithm.gamma=abc"], ["algorithm.gamma", "abc"]),
+        (["env.id=test/WrongShape-v0"], ["(3,)", "(4,)"]),
+        (["env.id=test/RaisesAtReset-v0"], ["no licence", "OSError"]),
+        (["env.kwargs={nonsense = 1}"], ["env.kwargs", "nonsense"]),
+        (["scale.device=cuda"], ["cuda", 'scale.device = "cpu"']),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_step(argv, words, tmp_path, capsys):
+    assert main(["train", *SMALL, *argv, "--runs", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    for word in words:
+        assert word in told.err, told.err
+    assert "Traceback" not in told.err
+    assert list(tmp_path.iterdir()) == [], "something half-made was left"
+
+
+def test_dqn_with_continuous_actions_is_refused(tmp_path, capsys):
+    argv = ["train", "dqn_cartpole", "env.id=Pendulum-v1", "--runs", str(tmp_path)]
+    assert main(argv) == 2
+    assert "ppo" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_refused_without_a_traceback(tmp_path):
+    done = command("train", tmp_path / "nothing.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["status"] == "refused"
+    assert "nothing.toml" in done.stderr
+
+
+def test_a_run_folder_that_exists_is_refused(run, capsys):
+    assert main(["train", *SMALL, "--runs", str(run[0].parent), "--name", "done"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    for verb in ("resume", "eval", "play"):
+        assert main([verb, str(tmp_path)]) == 2
+        assert "no run folder" in capsys.readouterr().err
+
+
+def damage(run, tmp_path, change):
+    """A copy of the run whose newest checkpoint's trainer arrays are changed."""
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run[0], copy, symlinks=True)
+    file = next((copy / "checkpoints").glob("step_*/trainer.safetensors"))
+    file.write_bytes(change(file.read_bytes()))
+    return copy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:-7],
+        lambda data: data[:-7] + bytes([data[-7] ^ 1]) + data[-6:],
+        lambda data: b"",
+    ],
+    ids=["truncated", "one bit flipped", "empty"],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path, capsys, change):
+    copy = damage(run, tmp_path, change)
+    for verb in ("resume", "eval"):
+        assert main([verb, str(copy)]) == 2
+        told = capsys.readouterr().err
+        assert "trainer.safetensors" in told
+        assert "Traceback" not in told
+
+
+LONG = ["stop.updates=1000000", "scale.rollout_length=16"]
+
+
+def started(tmp_path, *argv):
+    """A training process that has made its first updates."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tianji", "train", *SMALL, *LONG, *argv, "--runs", str(tmp_path),
+         "--name", "run", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline, "no metrics within 60 s"
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "status"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 75, "stopped"),
+        (signal.SIGUSR1, 75, "stopped"),
+    ],
+)
+def test_signals_save_and_say_so_and_the_run_goes_on(tmp_path, number, code, status):
+    process = started(tmp_path)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    result = json.loads(out.splitlines()[-1])
+    assert result["status"] == status
+    more = command("resume", tmp_path / "run", f"stop.updates={result['updates'] + 5}", "--json")
+    assert more.returncode == 0, more.stderr
+    told = json.loads(more.stdout.splitlines()[-1])
+    assert told["resumed"] == "exact"
+    assert told["updates"] == result["updates"] + 5
+
+
+def test_an_interrupted_run_goes_on_exactly(tmp_path):
+    process = started(tmp_path)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    end = json.loads(out.splitlines()[-1])["updates"] + 20
+    rest = command("resume", tmp_path / "run", f"stop.updates={end}", "--json")
+    whole = command("train", *SMALL, *LONG, f"stop.updates={end}", "--runs", tmp_path, "--json")
+    hashes = {json.loads(r.stdout.splitlines()[-1])["params_sha256"] for r in (rest, whole)}
+    assert len(hashes) == 1
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
+    process = started(tmp_path, "checkpoint.every=5")
+    time.sleep(0.5)
+    process.kill()
+    process.communicate(timeout=60)
+    more = command("resume", tmp_path / "run", "stop.updates=1000001", "stop.seconds=4", "--json")
+    assert more.returncode == 0, more.stderr
+    told = json.loads(more.stdout.splitlines()[-1])
+    assert told["updates"] > 5
+
+
+def test_an_env_that_fails_later_ends_with_1_and_no_traceback(tmp_path):
+    (tmp_path / "broken_env.py").write_text(
+        "import gymnasium, numpy\n"
+        "class Broken(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (3,), numpy.float32)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    t = 0\n"
+        "    def reset(self, seed=None, options=None):\n"
+        "        return numpy.zeros(3, numpy.float32), {}\n"
+        "    def step(self, action):\n"
+        "        self.t += 1\n"
+        "        obs = numpy.full(3, numpy.nan if self.t > 12 else 0.0, numpy.float32)\n"
+        "        return obs, 0.0, False, False, {}\n"
+        "gymnasium.register('Broken-v0', Broken)\n"
+    )
+    done = command(
+        "train", *SMALL, "env.id=Broken-v0", 'env.imports=["broken_env"]', "--runs", tmp_path,
+        "--json", env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Broken-v0 returned nan" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["status"] == "failed"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 700 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a small tmpfs is not permitted here: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder):
+    """A file that takes all the space that is left."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 1000)
+    assert os.statvfs(folder).f_bavail == 0
+    return path
+
+
+def test_a_full_disk_does_not_stop_training_and_the_last_checkpoint_stays_good(small_disk):
+    argv = [*SMALL, "checkpoint.every=1", "--runs", small_disk, "--name", "run", "--json"]
+    first = command("train", *argv)
+    assert first.returncode == 0, first.stderr
+    kept = os.readlink(small_disk / "run" / "checkpoints" / "latest")
+    filler = fill(small_disk)
+    full = command("resume", small_disk / "run", "stop.updates=30", "--json")
+    assert full.returncode == 0, full.stderr
+    told = json.loads(full.stdout.splitlines()[-1])
+    assert told["updates"] == 30
+    assert told["notes"]["checkpoints_not_saved"] == 27
+    assert kept in full.stderr, "it must say what is kept"
+    filler.unlink()
+    assert os.readlink(small_disk / "run" / "checkpoints" / "latest") == kept
+    more = command("resume", small_disk / "run", "stop.updates=4", "--json")
+    assert more.returncode == 0, more.stderr
+    assert json.loads(more.stdout.splitlines()[-1])["resumed"] == "exact"
+
+
+def test_a_disk_that_is_full_from_the_start_is_refused(small_disk, capsys):
+    fill(small_disk)
+    assert main(["train", *SMALL, "--runs", str(small_disk)]) == 2
+    assert "--runs" in capsys.readouterr().err

@@ -1,0 +1,76 @@
+"""Imports point one way: nouns, then roles and channels, then build, then run."""
+
+import ast
+from pathlib import Path
+
+import tianji
+
+ROOT = Path(tianji.__file__).parent
+NOUNS = {"types", "errors", "role", "env", "algorithm"}
+PURE = {"balance", "trigger", "relax"}
+PARTS = {"store", "returns", "optim", "networks", "distributions", "moments"}
+ROLES = {"actor", "buffer", "learner", "evaluator"}
+
+
+def imports(path):
+    """Modules of tianji that a file imports, at its top or inside."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tianji"):
+            rest = (node.module or "").split(".")[1:]
+            found |= {rest[0]} if rest else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("tianji.")}
+    return found
+
+
+def module(name):
+    return imports(ROOT / f"{name}.py")
+
+
+def test_nouns_import_only_nouns_and_the_envs_they_name():
+    for name in NOUNS:
+        assert module(name) <= NOUNS | {"envs"}, name
+
+
+def test_decisions_are_pure():
+    for name in PURE:
+        assert module(name) == set(), name
+        text = (ROOT / f"{name}.py").read_text()
+        assert not any(word in text for word in ("import time", "threading", "open(", "sleep"))
+
+
+def test_algorithms_know_no_process_and_no_channel():
+    for path in (ROOT / "algorithms").glob("*.py"):
+        assert imports(path) <= NOUNS | PARTS, path.name
+
+
+def test_parts_of_algorithms_know_no_role():
+    for name in PARTS:
+        assert module(name) <= NOUNS | PARTS, name
+
+
+def test_transports_know_no_reinforcement_learning():
+    for path in (ROOT / "transports").glob("*.py"):
+        assert imports(path) <= {"channel", "types", "role"}, path.name
+    assert module("channel") <= {"types"}
+
+
+def test_roles_know_neither_build_nor_run():
+    for name in ROLES:
+        assert module(name) <= NOUNS | PURE | {"channel"}, name
+
+
+def test_envs_know_no_role():
+    for path in (ROOT / "envs").glob("*.py"):
+        assert imports(path) <= NOUNS, path.name
+
+
+def test_only_drivers_know_of_serial():
+    for name in ROLES | PARTS | PURE | {"channel", "build"}:
+        assert "if serial" not in (ROOT / f"{name}.py").read_text(), name
+
+
+def test_there_is_no_room_without_a_name():
+    names = {path.stem for path in ROOT.rglob("*.py")}
+    assert names.isdisjoint({"utils", "common", "base", "helpers", "core"})

@@ -1,0 +1,235 @@
+"""Whole runs through the Python interface: exactness, resuming, what a folder holds."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import tianji
+from tianji import Failure, Refusal
+from tianji.env import Discrete, EnvSpec, TimeStep, register_env
+from tianji.types import leaf
+
+PPO = {
+    "env": {"id": "CartPole-v1"},
+    "algorithm": {"name": "ppo", "epochs": 2, "minibatches": 2},
+    "network": {"hidden": [16]},
+    "scale": {"envs_per_actor": 4, "rollout_length": 16},
+    "stop": {"updates": 6},
+}
+DQN = {
+    "env": {"id": "CartPole-v1"},
+    "algorithm": {
+        "name": "dqn", "warmup": 200, "capacity": 600, "batch_size": 32, "new_steps": 8,
+        "n_step": 3,
+    },
+    "network": {"hidden": [16]},
+    "scale": {"actors": 2, "envs_per_actor": 4, "rollout_length": 8},
+    "stop": {"updates": 60},
+}  # fmt: skip
+both = pytest.mark.parametrize("config", [PPO, DQN], ids=["ppo", "dqn"])
+
+
+def train(config, tmp_path, *overrides, **kwargs):
+    return tianji.train(config, overrides, runs=tmp_path, **kwargs)
+
+
+def metrics(result):
+    lines = Path(result.run_dir, "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@both
+def test_the_same_config_and_seed_learn_the_same_and_another_seed_does_not(config, tmp_path):
+    hashes = [train(config, tmp_path, f"seed={seed}").params_sha256 for seed in (1, 1, 2)]
+    assert hashes[0] == hashes[1]
+    assert hashes[0] != hashes[2]
+
+
+@both
+@pytest.mark.parametrize("relax", ["sync", "one_step"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(config, relax, tmp_path):
+    updates = config["stop"]["updates"]
+    whole = train(config, tmp_path, f"scale.relax={relax}")
+    for first in (updates // 2, updates - 1):
+        half = train(config, tmp_path, f"scale.relax={relax}", f"stop.updates={first}")
+        rest = tianji.resume(half.run_dir, [f"stop.updates={updates}"])
+        assert rest.resumed == "exact"
+        assert rest.params_sha256 == whole.params_sha256
+        assert (rest.steps, rest.episodes) == (whole.steps, whole.episodes)
+        assert rest.return_mean == pytest.approx(whole.return_mean)
+
+
+@both
+def test_checkpoints_on_the_way_change_nothing(config, tmp_path):
+    plain = train(config, tmp_path)
+    often = train(config, tmp_path, "checkpoint.every=1", "checkpoint.keep=2")
+    assert often.params_sha256 == plain.params_sha256
+
+
+def test_evaluation_beside_training_changes_nothing_and_is_recorded(tmp_path):
+    plain = train(PPO, tmp_path)
+    evaluated = train(PPO, tmp_path, "eval.every=2", "eval.episodes=3")
+    assert evaluated.params_sha256 == plain.params_sha256
+    rows = metrics(evaluated)
+    assert len([row for row in rows if "eval/mean_reward" in row]) >= 2
+
+
+def test_resuming_an_env_that_cannot_be_saved_says_so(tmp_path):
+    config = {**PPO, "env": {"id": "Acrobot-v1"}}
+    half = train(config, tmp_path, "stop.updates=2")
+    rest = tianji.resume(half.run_dir, ["stop.updates=4"])
+    assert rest.resumed == "inexact: envs reset"
+    assert rest.updates == 4
+    assert rest.steps > half.steps
+
+
+def test_resuming_without_the_store_fills_it_again(tmp_path):
+    half = train(DQN, tmp_path, "stop.updates=20", "checkpoint.store=never")
+    rest = tianji.resume(half.run_dir, ["stop.updates=40"])
+    assert rest.resumed == "inexact: store not saved, envs reset"
+    assert rest.updates == 40
+    # 200 steps to fill up and 8 for each update, in whole rollouts of 32 rows, a few only resets
+    assert 280 <= rest.steps - half.steps <= 200 + 20 * 8 + 64
+
+
+def test_a_run_that_has_ended_is_not_resumed_without_a_later_end(tmp_path):
+    done = train(PPO, tmp_path)
+    with pytest.raises(Refusal, match=r"already ended.*stop\.steps"):
+        tianji.resume(done.run_dir)
+
+
+def test_resuming_with_another_algorithm_is_refused(tmp_path):
+    done = train(PPO, tmp_path, "stop.updates=1")
+    with pytest.raises(Refusal, match="another run"):
+        tianji.resume(done.run_dir, ["algorithm.gamma=0.5"])
+
+
+def test_a_checkpoint_of_another_config_is_refused(tmp_path):
+    done = train(PPO, tmp_path, "stop.updates=1")
+    path = Path(done.run_dir, "config.toml")
+    path.write_text(path.read_text().replace("gamma = 0.99", "gamma = 0.5"))
+    with pytest.raises(Refusal, match="config"):
+        tianji.resume(done.run_dir, ["stop.updates=2"])
+
+
+def test_the_run_folder_holds_what_one_needs_to_know(tmp_path):
+    result = train(PPO, tmp_path, name="first")
+    folder = tmp_path / "first"
+    assert str(folder) == result.run_dir
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert config["algorithm"]["gamma"] == 0.99
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["packages"]["torch"]
+    assert {"seed", "command", "commit", "machine", "python", "created"} <= manifest.keys()
+    assert (folder / "log.txt").read_text()
+    assert json.loads((folder / "result.json").read_text())["params_sha256"] == result.params_sha256
+    assert (folder / "checkpoints" / "latest").resolve().is_dir()
+    assert list((folder / "tb").iterdir())
+
+
+def test_a_run_folder_that_exists_is_refused(tmp_path):
+    train(PPO, tmp_path, "stop.updates=1", name="twice")
+    with pytest.raises(Refusal, match="exists already"):
+        train(PPO, tmp_path, "stop.updates=1", name="twice")
+
+
+def test_a_refused_run_leaves_nothing_behind(tmp_path):
+    with pytest.raises(Refusal):
+        train(PPO, tmp_path, "env.id=CartPol-v1")
+    with pytest.raises(Refusal):
+        train({**DQN, "env": {"id": "Pendulum-v1"}}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_learnt_policy_can_be_loaded_and_acts(tmp_path):
+    result = train(PPO, tmp_path)
+    trained = tianji.load(result.run_dir)
+    one = trained.policy.act(np.zeros(4))
+    many = trained.policy.act(np.zeros((5, 4)))
+    assert one in (0, 1)
+    assert many.tolist() == [one] * 5
+    with pytest.raises(ValueError, match="shape"):
+        trained.policy.act(np.zeros(3))
+    assert len(trained.evaluate(episodes=3)) == 3
+
+
+def test_each_stop_condition_ends_a_run(tmp_path):
+    for stop, reason in (
+        ({"steps": 200}, "steps >= 200"),
+        ({"updates": 2}, "updates >= 2"),
+        ({"seconds": 0.2}, "seconds >= 0.2"),
+        ({"return": 5.0, "updates": 500}, "return >= 5"),
+    ):
+        result = train({**PPO, "stop": stop}, tmp_path)
+        assert (result.status, result.stop_reason, result.exit_code) == ("done", reason, 0)
+
+
+def test_a_return_is_only_believed_after_100_episodes(tmp_path):
+    result = train({**PPO, "stop": {"return": 5.0, "updates": 500}}, tmp_path)
+    assert result.episodes >= 100
+
+
+def test_counts_agree_with_each_other(tmp_path):
+    result = train(DQN, tmp_path)
+    rows = metrics(result)
+    assert rows[-1]["step"] == result.steps == rows[-1]["time/total_timesteps"]
+    # replay ratio: 32 consumed for each 8 rows; rows that only reset an env are not steps
+    assert rows[-1]["updates"] == 60
+    assert result.staleness["max"] > 0
+
+
+@register_env("test/Faulty")
+class Faulty:
+    """Gives a NaN, raises, or explodes after some steps, as asked."""
+
+    def __init__(self, num_envs, nan_after=10**9, raise_after=10**9, reward=0.0):
+        self.spec = EnvSpec("test/Faulty", {"obs": leaf((2,), np.float32)}, Discrete(2))
+        self.num_envs = num_envs
+        self._nan, self._raise, self._reward, self._t = nan_after, raise_after, reward, 0
+
+    def _observation(self):
+        value = np.nan if self._t > self._nan else 0.5
+        return {"obs": np.full((self.num_envs, 2), value, np.float32)}
+
+    def reset(self, seed):
+        return self._observation()
+
+    def step(self, action):
+        self._t += 1
+        if self._t > self._raise:
+            raise RuntimeError("the simulator broke")
+        no = np.zeros(self.num_envs, np.bool_)
+        reward = np.full(self.num_envs, self._reward, np.float32)
+        return TimeStep(self._observation(), reward, no, no, ~no)
+
+    def close(self):
+        pass
+
+
+def faulty(**kwargs):
+    return {**PPO, "env": {"id": "test/Faulty", "kwargs": kwargs}}
+
+
+def test_an_env_that_returns_nan_fails_the_run_and_says_where(tmp_path):
+    with pytest.raises(Failure, match=r"test/Faulty returned nan in its obs \(env 0 of actor-0"):
+        train(faulty(nan_after=40), tmp_path, name="nan")
+    assert json.loads((tmp_path / "nan" / "result.json").read_text())["status"] == "failed"
+
+
+def test_an_env_that_raises_fails_the_run_with_its_own_error(tmp_path):
+    with pytest.raises(Failure, match="the simulator broke"):
+        train(faulty(raise_after=40), tmp_path, name="raise")
+    assert "the simulator broke" in (tmp_path / "raise" / "log.txt").read_text()
+
+
+def test_a_loss_that_is_not_finite_is_not_published_and_its_batch_is_saved(tmp_path):
+    with pytest.raises(Failure, match="not finite"):
+        train(faulty(reward=1e30), tmp_path, name="loss")
+    batch = safetensors.numpy.load_file(tmp_path / "loss" / "nonfinite_batch.safetensors")
+    assert batch["part-0.reward"].shape == (16, 4)
+    assert (batch["part-0.reward"] == np.float32(1e30)).all()
+    assert not (tmp_path / "loss" / "checkpoints").exists()
