@@ -12,7 +12,7 @@ from tianji.algorithms.ppo import PPO
 from tianji.build import build, make_spec
 from tianji.config import ScaleConfig
 from tianji.driver import Serial, Shuffled
-from tianji.env import make_env
+from tianji.env import Discrete, EnvSpec, TimeStep, make_env
 from tianji.errors import Refusal
 from tianji.learner import NonFinite
 from tianji.testing import check_algorithm
@@ -267,3 +267,38 @@ def test_the_policy_of_a_rollout_is_the_one_its_update_asks_for():
         if built.learner.report is not None:
             assert (built.learner.report.staleness == 0).all()
             assert len(built.learner.report.staleness) == 2
+
+
+class Pictures:
+    """Frames of one grey value, 0 or 200; the right action is to say which."""
+
+    def __init__(self, num_envs):
+        observation = {"obs": leaf((40, 40, 1), np.uint8)}
+        self.spec = EnvSpec("test/Pictures", observation, Discrete(2))
+        self.num_envs = num_envs
+
+    def reset(self, seed):
+        self._rng = np.random.default_rng(seed)
+        return self._draw()
+
+    def _draw(self):
+        self._bright = self._rng.integers(2, size=self.num_envs)
+        frames = np.zeros((self.num_envs, 40, 40, 1), np.uint8)
+        frames[self._bright == 1] = 200
+        return {"obs": frames}
+
+    def step(self, action):
+        reward = (action == self._bright).astype(np.float32)
+        no = np.zeros(self.num_envs, np.bool_)
+        return TimeStep(self._draw(), reward, no, no, ~no)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("algorithm", [SMALL_PPO, SMALL_DQN], ids=["ppo", "dqn"])
+def test_pictures_stay_uint8_on_the_way_and_are_learnt_from(algorithm):
+    check_algorithm(algorithm, Pictures, updates=1)
+    built = build(config_for(algorithm), Pictures)
+    assert built.transport.memory(built.lanes[0])["observation.obs"].dtype == np.uint8
+    built.close()

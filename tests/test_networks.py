@@ -153,3 +153,15 @@ def test_running_moments_equal_those_of_all_rows_at_once():
     rows = np.concatenate(batches)
     np.testing.assert_allclose(moments.mean, rows.mean(0))
     np.testing.assert_allclose(moments.variance, rows.var(0))
+
+
+def test_a_vector_of_bytes_is_scaled_alike_in_numpy_and_torch():
+    network, observation = Network(hidden=(8,)), leaf((6,), np.uint8)
+    module, params = module_and_params(network, observation)
+    answer = networks.inference(network, observation, module, "n")
+    answer.load(params)
+    x = np.random.default_rng(1).integers(0, 255, (5, 6), dtype=np.uint8)
+    expected = module(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(answer(x), expected, rtol=1e-5, atol=1e-5)
+    scaled = module(torch.from_numpy(x.astype(np.float32) / 255)).detach().numpy()
+    np.testing.assert_allclose(expected, scaled, rtol=1e-5, atol=1e-6)

@@ -233,3 +233,37 @@ def test_a_loss_that_is_not_finite_is_not_published_and_its_batch_is_saved(tmp_p
     assert batch["part-0.reward"].shape == (16, 4)
     assert (batch["part-0.reward"] == np.float32(1e30)).all()
     assert not (tmp_path / "loss" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "words"),
+    [
+        ({"reset_shape": 3}, Refusal, r"first reset gave .*\(4, 3\), not \(4, 2\)"),
+        ({"reset_raises": True}, Refusal, "ZeroDivisionError in its first reset"),
+        ({"step_shape": 3}, Failure, r"first step gave .*\(4, 3\), not \(4, 2\)"),
+        ({"scalar_reward": True}, Failure, r"reward of shape \(\), not \(4,\)"),
+    ],
+)
+def test_an_own_env_that_breaks_its_spec_is_named(broken, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        train({**PPO, "env": {"id": "test/Misfit", "kwargs": broken}}, tmp_path)
+
+
+@register_env("test/Misfit")
+class Misfit(Faulty):
+    """Does not do what its spec says."""
+
+    def __init__(self, num_envs, reset_shape=2, step_shape=2, reset_raises=False, scalar_reward=0):
+        super().__init__(num_envs)
+        self._shapes, self._reset_raises = (reset_shape, step_shape), reset_raises
+        self._scalar = scalar_reward
+
+    def reset(self, seed):
+        if self._reset_raises:
+            raise ZeroDivisionError
+        return {"obs": np.zeros((self.num_envs, self._shapes[0]), np.float32)}
+
+    def step(self, action):
+        step = super().step(action)
+        obs = {"obs": np.zeros((self.num_envs, self._shapes[1]), np.float32)}
+        return step._replace(observation=obs, reward=0.0 if self._scalar else step.reward)

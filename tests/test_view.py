@@ -227,6 +227,7 @@ def run():
 ENDINGS = {
     "well": ("with view:\n    run()\n    view.end(['stopped: steps >= 2'])", 0),
     "by an exception": ("with view:\n    run()\n    raise RuntimeError('boom')", 1),
+    # short sleeps: a signal that comes just before a long one is only seen at its end
     "by Ctrl-C": ("with view:\n    run()\n    while True: time.sleep(0.01)", -signal.SIGINT),
     "without end": ("run()\nraise RuntimeError('boom')", 1),
 }

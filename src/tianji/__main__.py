@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ EXITS = """exit codes:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
+    _use_one_thread()
     from tianji.errors import Failure, Refusal
 
     command: Callable[[argparse.Namespace], int] = arguments.command
@@ -177,6 +179,13 @@ def _resume(arguments: argparse.Namespace) -> int:
             arguments.run, arguments.overrides, checkpoint=arguments.checkpoint, view=view, age=age
         ),
     )
+
+
+def _use_one_thread() -> None:
+    """Before numpy and torch are imported: pools that spin on shared cores cost 3 to 18 times.
+    torch's own threads are set later, from scale.cores."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tianji.algorithm import Decision, Policy
 from tianji.channel import Newest, Outbox, Slot
-from tianji.env import Env, Restorable
+from tianji.env import Env, Restorable, check_step, first_observation
 from tianji.errors import Failure
 from tianji.role import Did, State, generator_state, load_generator_state
 from tianji.types import (
@@ -53,7 +53,7 @@ class Actor:
         self._rng = rng
         self._params = Params(policy.shapes)
         self._version = -1
-        self._observation = env.reset(seed)
+        self._observation = first_observation(env, seed)
         self._recurrent = policy.initial(env.num_envs)
         self._returns = np.zeros(env.num_envs, np.float64)
         self._lengths = np.zeros(env.num_envs, np.int64)
@@ -172,6 +172,8 @@ class Actor:
                 f"{self.name}, row {t} of its rollout {self._seq}). What was learnt until the last "
                 f"checkpoint is kept; the traceback is in the run's log."
             ) from error
+        if self._seq == 0 and t == 0:
+            check_step(self._env, observation, reward, terminated, truncated, valid)
         for name, rows in rollout.observation.items():
             rows[t + 1] = observation[name]
         rollout.action[t] = action
@@ -190,7 +192,7 @@ class Actor:
     def _count_episodes(self, rollout: Rollout, ended: np.ndarray, real: np.ndarray) -> None:
         self._returns += rollout.reward[self._t]
         self._lengths += real
-        if ended.any():
+        if np.count_nonzero(ended):
             n = int(rollout.head[EPISODES])
             (where,) = np.nonzero(ended)
             table = rollout.episode_table[n : n + len(where)]

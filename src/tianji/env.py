@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from tianji.errors import Refusal, nearest
+from tianji.errors import Failure, Refusal, nearest
 from tianji.role import State
 from tianji.types import Array, Layout, Leaf, Leaves, leaf
 
@@ -109,6 +109,46 @@ class Restorable(Protocol):
 
 class Factory(Protocol):
     def __call__(self, num_envs: int, **kwargs: Any) -> Env: ...
+
+
+def first_observation(env: Env, seed: int) -> Leaves:
+    """Reset an env for the first time; what is wrong with it then is refused."""
+    try:
+        observation = env.reset(seed)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise Refusal(
+            f"{env.spec.id} raised {type(error).__name__} in its first reset: {error}. So no step "
+            f"can be made. Mend the env, or check env.kwargs."
+        ) from error
+    if problem := _misfit(env, observation):
+        raise Refusal(f"{env.spec.id}: the first reset gave {problem}. Mend reset() or the spec.")
+    return observation
+
+
+def check_step(env: Env, observation: Leaves, *columns: Array) -> None:
+    """Does an env's first step have the shapes that its spec promises?"""
+    problem = _misfit(env, observation)
+    for name, column in zip(TimeStep._fields[1:], columns, strict=True):
+        if np.shape(column) != (env.num_envs,):
+            problem = f"{name} of shape {np.shape(column)}, not ({env.num_envs},)"
+    if problem:
+        raise Failure(f"{env.spec.id}: the first step gave {problem}. Mend step() or the spec.")
+
+
+def _misfit(env: Env, observation: Leaves) -> str | None:
+    """How an observation differs from the spec, in words."""
+    if set(observation) != set(env.spec.observation):
+        return f"the leaves {sorted(observation)}, not {sorted(env.spec.observation)}"
+    for name, expected in env.spec.observation.items():
+        shape = (env.num_envs, *expected.shape)
+        if np.shape(observation[name]) != shape:
+            return f'"{name}" of shape {np.shape(observation[name])}, not {shape}'
+        if not np.can_cast(np.asarray(observation[name]).dtype, expected.dtype, "same_kind"):
+            given = np.asarray(observation[name]).dtype
+            return f'"{name}" as {given}, which does not fit {expected.dtype}'
+    return None
 
 
 _FACTORIES: dict[str, Factory | str] = {

@@ -39,8 +39,19 @@ class Tanh(nn.Module):
         return torch.tanh(x)
 
 
-class Picture(nn.Module):
-    """uint8 pictures, channels first or last, to float32 [B, C, H, W] in 0..1."""
+BYTE = 1.0 / 255.0
+"""uint8 observations become 0..1 where a network takes them in; floats stay as they are"""
+
+
+class Bytes(nn.Module):
+    """uint8 to float32 in 0..1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.float32) * BYTE if x.dtype == torch.uint8 else x
+
+
+class Picture(Bytes):
+    """Pictures, channels first or last, to float32 [B, C, H, W]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -50,7 +61,7 @@ class Picture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.last:
             x = x.permute(0, 3, 1, 2)
-        return x.to(torch.float32) / 255.0
+        return super().forward(x)
 
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
@@ -89,6 +100,8 @@ def body(network: Network, observation: Leaf) -> tuple[nn.Sequential, int]:
             width = convolutions(torch.zeros(1, *observation.shape)).shape[1]
         return nn.Sequential(*convolutions, nn.Linear(width, 512), nn.ReLU()), 512
     width = int(np.prod(observation.shape))
+    if observation.dtype == np.uint8:
+        layers.append(Bytes())
     if len(observation.shape) != 1:
         layers.append(nn.Flatten())
     for hidden in network.hidden:
@@ -137,6 +150,8 @@ class NumpyMLP:
 
     def __call__(self, x: Array) -> Array:
         x = x.reshape(len(x), -1)
+        if x.dtype == np.uint8:
+            x = x * np.float32(BYTE)
         if not self._hidden or len(self._hidden[0]) != len(x):
             self._hidden = [np.empty((len(x), w.shape[1]), np.float32) for w, _ in self._layers]
         last = len(self._layers) - 1

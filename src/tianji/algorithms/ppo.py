@@ -33,6 +33,9 @@ from tianji.types import Array, Layout, Leaves, Params, Rollout, leaf
 FAR = 10.0
 """normalised observations and rewards are cut at this many standard deviations"""
 
+CHUNK = 4096
+"""rows whose values are computed at once"""
+
 
 @dataclass(frozen=True)
 class PPO:
@@ -193,10 +196,11 @@ class Trainer:
             obs = _normalised(raw, mean, scale)
         observation = torch.from_numpy(obs).to(self._spec.device)
         with torch.no_grad():
-            value = self._value(observation.flatten(0, 1)).view(obs.shape[:2]).cpu().numpy()
+            rows = torch.split(observation.flatten(0, 1), CHUNK)
+            value = torch.cat([self._value(x) for x in rows]).view(obs.shape[:2]).cpu().numpy()
         reward = self._rewards(part) if hyper.normalise_reward else part.reward
         advantage = returns.gae(reward, value, part.terminated, part.valid, hyper.gamma, hyper.lam)
-        rows = torch.from_numpy(np.flatnonzero(part.valid)).to(self._spec.device)
+        valid = torch.from_numpy(np.flatnonzero(part.valid)).to(self._spec.device)
         columns = {
             "action": part.action,
             "log_prob": part.extras["log_prob"],
@@ -206,7 +210,7 @@ class Trainer:
         }
         tensors = {k: torch.from_numpy(v).to(self._spec.device) for k, v in columns.items()}
         tensors["obs"] = observation[:-1]
-        self._parts.append({k: v.flatten(0, 1)[rows] for k, v in tensors.items()})
+        self._parts.append({k: v.flatten(0, 1)[valid] for k, v in tensors.items()})
 
     def finish(self) -> Metrics:
         hyper = self._hyper

@@ -1,0 +1,140 @@
+"""REINFORCE (Williams 1992) with a learnt baseline: an algorithm of one's own, in one file."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from tianji import Refusal, networks, register_algorithm, returns
+from tianji.algorithm import Decision, Fraction, Positive
+from tianji.distributions import distribution
+from tianji.env import Discrete
+from tianji.optim import Optimizer
+from tianji.role import generator
+from tianji.store import Fresh
+from tianji.types import Params
+
+
+@register_algorithm("reinforce")
+@dataclass(frozen=True)
+class Reinforce:
+    """On-policy, for discrete actions; one gradient step for each batch."""
+
+    name: ClassVar[str] = "reinforce"
+
+    learning_rate: Positive = 3e-3
+    """Adam's step size"""
+    gamma: Fraction = 0.99
+    """discount per step"""
+
+    def check(self, spec):
+        if not isinstance(spec.env.action, Discrete):
+            raise Refusal(f'{spec.env.id} has no discrete actions. Set algorithm.name = "ppo".')
+
+    def steps_per_update(self, spec):
+        return spec.actors * spec.rows_per_rollout  # one rollout of each actor
+
+    def warmup_steps(self, spec):
+        return 0
+
+    def slots(self, spec):
+        return 1
+
+    def policy(self, spec):
+        return Policy(spec)
+
+    def store(self, spec, lanes):
+        return Fresh(lanes, rollouts=spec.actors)  # each rollout is consumed once
+
+    def trainer(self, spec):
+        return Trainer(self, spec)
+
+
+def make_modules(spec):
+    rng, modules = generator(spec.seed, "init"), {}
+    for name, outputs in (("policy", spec.env.action.n), ("value", 1)):
+        body, width = networks.body(spec.network, spec.env.observation["obs"])
+        head = nn.Linear(width, outputs)
+        networks.initialise(body, rng, 2**0.5)
+        networks.initialise(head, rng, 0.01)
+        modules[name] = nn.Sequential(body, head)
+    return modules
+
+
+class Policy:
+    """On the actor: choose, and record nothing beside the action."""
+
+    extras: ClassVar = {}
+
+    def __init__(self, spec):
+        module = make_modules(spec)["policy"]
+        observation = spec.env.observation["obs"]
+        self._over = distribution(spec.env.action)
+        self._network = networks.inference(spec.network, observation, module, "policy")
+        self.shapes = networks.shapes({"policy": module})
+
+    def initial(self, B):
+        return {}  # no recurrent state
+
+    def load(self, params):
+        self._network.load(params)
+
+    def act(self, observation, state, rng):
+        logits = self._network(observation["obs"])
+        if rng is None:
+            return Decision(self._over.greedy(logits), state, {})
+        action, _ = self._over.sample(logits, {}, rng)
+        return Decision(action, state, {})
+
+
+class Trainer:
+    """On the learner: take the parts of a batch, then make one update of them."""
+
+    def __init__(self, hyper, spec):
+        self._hyper, self._device = hyper, spec.device
+        self._over = distribution(spec.env.action)
+        self._modules = {name: m.to(spec.device) for name, m in make_modules(spec).items()}
+        self._optimizer = Optimizer(self._modules, max_norm=0.5)
+        self._params = Params(Policy(spec).shapes)
+        self._losses = []
+
+    def take(self, part):
+        obs = torch.from_numpy(part.observation["obs"]).to(self._device)  # [T + 1, B, ...]
+        value = self._modules["value"](obs.flatten(0, 1)).view(obs.shape[:2])
+        # Returns to the end of the episode; where the rollout ends first, a value stands in.
+        target = returns.td_lambda(
+            part.reward, value.detach().cpu().numpy(), part.terminated, part.valid,
+            self._hyper.gamma, lam=1.0,
+        )  # fmt: skip
+        valid = torch.from_numpy(part.valid).to(self._device)
+        error = (torch.from_numpy(target).to(self._device) - value[:-1])[valid]
+        logits = self._modules["policy"](obs[:-1][valid])
+        action = torch.from_numpy(part.action).to(self._device)[valid]
+        log_prob, _ = self._over.evaluate(logits, {}, action)
+        self._losses.append((-log_prob * error.detach()).mean() + 0.5 * error.square().mean())
+
+    def finish(self):
+        loss = torch.stack(self._losses).mean()
+        norm = self._optimizer.step(loss, self._hyper.learning_rate)
+        self._losses = []
+        return {"loss": float(loss.detach()), "grad_norm": float(norm)}
+
+    def params(self, version):
+        for name, array in self._optimizer.flat.arrays().items():
+            if name in self._params:
+                np.copyto(self._params[name], array)
+        return self._params
+
+    def finite(self):
+        return self._optimizer.finite()
+
+    def networks(self):
+        return self._optimizer.flat.arrays()
+
+    def state(self):
+        return {"optimizer": self._optimizer.state()}
+
+    def load_state(self, state):
+        self._optimizer.load_state(state["optimizer"])
