@@ -82,7 +82,22 @@ class Deaf(PPO):
         return super().trainer(replace(spec, seed=0))
 
 
-@pytest.mark.parametrize("broken", [Forgetful, Unsaved, Deaf])
+class Momentless(PPO):
+    """Saves its networks but not the optimizer's moments."""
+
+    def trainer(self, spec):
+        trainer = super().trainer(spec)
+        load = trainer.load_state
+
+        def forgets(state):
+            load(state)
+            trainer._optimizer._m.zero_()
+
+        trainer.load_state = forgets
+        return trainer
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Unsaved, Deaf, Momentless])
 def test_a_broken_algorithm_is_found(broken):
     with pytest.raises(AssertionError):
         check_algorithm(broken(epochs=2, minibatches=2), toy("Chain"))

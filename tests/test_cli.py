@@ -85,17 +85,33 @@ def test_eval_plays_as_many_episodes_as_asked(run, capsys):
     assert "2 episodes of CartPole-v1" in capsys.readouterr().out
 
 
+def frames_of(path):
+    """All pictures of a video, decoded by ffmpeg."""
+    import imageio_ffmpeg
+
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    decode = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-i",
+        str(path),
+        "-fps_mode",
+        "passthrough",
+        *raw,
+    ]
+    decoded = subprocess.run(decode, capture_output=True, check=True, timeout=60).stdout
+    return np.frombuffer(decoded, np.uint8).reshape(-1, 400, 600, 3)
+
+
 @pytest.mark.parametrize("ending", ["gif", "mp4"])
 def test_play_writes_a_video_that_can_be_read(run, ending, tmp_path, capsys):
-    import imageio.v3 as imageio
-
     path = tmp_path / f"episode.{ending}"
     assert main(["play", str(run[0]), "--video", str(path)]) == 0
     told = capsys.readouterr().out
-    frames = imageio.imread(path)
+    frames = frames_of(path)
     assert len(frames) >= 8
-    assert frames.shape[1:] == (400, 600, 3)
-    assert f"{path}: " in told
+    assert f"{path}: {len(frames)} frames" in told
     assert frames[0].std() > 0, "the picture is empty"
 
 
@@ -174,7 +190,6 @@ gymnasium.register("test/RaisesAtReset-v0", RaisesAtReset)
         (["env.id=test/WrongShape-v0"], ["(3,)", "(4,)"]),
         (["env.id=test/RaisesAtReset-v0"], ["no licence", "OSError"]),
         (["env.kwargs={nonsense = 1}"], ["env.kwargs", "nonsense"]),
-        (["scale.device=cuda"], ["cuda", 'scale.device = "cpu"']),
     ],
 )
 def test_bad_input_is_refused_before_the_first_step(argv, words, tmp_path, capsys):
@@ -184,6 +199,12 @@ def test_bad_input_is_refused_before_the_first_step(argv, words, tmp_path, capsy
         assert word in told.err, told.err
     assert "Traceback" not in told.err
     assert list(tmp_path.iterdir()) == [], "something half-made was left"
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["train", *SMALL, "scale.device=cuda", "--runs", str(tmp_path)]) == 2
+    assert 'scale.device = "cpu"' in capsys.readouterr().err
 
 
 def test_dqn_with_continuous_actions_is_refused(tmp_path, capsys):
@@ -320,7 +341,7 @@ def test_an_env_that_fails_later_ends_with_1_and_no_traceback(tmp_path):
     )
     done = command(
         "train", *SMALL, "env.id=Broken-v0", 'env.imports=["broken_env"]', "--runs", tmp_path,
-        "--json", env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        "--json", env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )  # fmt: skip
     assert done.returncode == 1
     assert "Broken-v0 returned nan" in done.stderr

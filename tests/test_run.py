@@ -30,6 +30,13 @@ DQN = {
     "scale": {"actors": 2, "envs_per_actor": 4, "rollout_length": 8},
     "stop": {"updates": 60},
 }  # fmt: skip
+NORMALISED = {
+    **PPO,
+    "env": {"id": "toy/Identity", "kwargs": {"continuous": True}},
+    "algorithm": {
+        "name": "ppo", "epochs": 2, "normalise_observation": True, "normalise_reward": True,
+    },
+}  # fmt: skip
 both = pytest.mark.parametrize("config", [PPO, DQN], ids=["ppo", "dqn"])
 
 
@@ -49,7 +56,7 @@ def test_the_same_config_and_seed_learn_the_same_and_another_seed_does_not(confi
     assert hashes[0] != hashes[2]
 
 
-@both
+@pytest.mark.parametrize("config", [PPO, DQN, NORMALISED], ids=["ppo", "dqn", "normalised"])
 @pytest.mark.parametrize("relax", ["sync", "one_step"])
 def test_a_resumed_run_equals_one_that_was_never_stopped(config, relax, tmp_path):
     updates = config["stop"]["updates"]
@@ -135,6 +142,11 @@ def test_a_run_folder_that_exists_is_refused(tmp_path):
     train(PPO, tmp_path, "stop.updates=1", name="twice")
     with pytest.raises(Refusal, match="exists already"):
         train(PPO, tmp_path, "stop.updates=1", name="twice")
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
+    folders = {train(PPO, tmp_path, "stop.updates=1").run_dir for _ in range(4)}
+    assert len(folders) == 4
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path):

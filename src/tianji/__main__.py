@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     except Failure as error:
         return _ended(arguments, "failed", error, 1)
     except KeyboardInterrupt:
-        print("interrupted before anything could be saved", file=sys.stderr)
+        print("interrupted at once; the last checkpoint, if there is one, is kept", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -206,11 +206,14 @@ def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int
 def _told(result: Result) -> list[str]:
     from tianji.view.terminal import human
 
-    mean = "no episode ended" if result.return_mean is None else f"{result.return_mean:.1f}"
+    mean = "no episode has ended"
+    if result.return_mean is not None:
+        last = min(result.episodes, 100)
+        mean = f"{result.return_mean:.4g} (mean of the last {last} episodes of {result.episodes})"
     words = {"done": "done", "interrupted": "interrupted, saved", "stopped": "stopped, saved"}
     lines = [
         f"{words[result.status]}: {result.stop_reason}",
-        f"  return      {mean} (mean of the last 100 episodes of {result.episodes})",
+        f"  return      {mean}",
         f"  steps       {human(result.steps)} in {result.updates} updates, {result.wall_s:.1f} s",
         f"  steps/s     {human(result.steps_per_s['received'])} received, "
         f"{human(result.steps_per_s['consumed'])} consumed",
@@ -251,7 +254,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         )
     else:
         print(f"{len(returns)} episodes of {trained.config.env.id}, version {trained.version}")
-        print(f"  return {mean:.1f} ± {spread:.1f} (from {min(returns):.1f} to {max(returns):.1f})")
+        print(f"  return {mean:.4g} ± {spread:.3g} (from {min(returns):.4g} to {max(returns):.4g})")
         print(f"  length {sum(lengths) / len(lengths):.1f} steps")
     return 0
 
@@ -261,10 +264,10 @@ def _play(arguments: argparse.Namespace) -> int:
     frames, total = trained.load(arguments.run, arguments.checkpoint).frames(arguments.seed)
     if arguments.video is None:
         trained.show_window(frames)
-        print(f"return {total:.1f}")
+        print(f"return {total:.4g}")
     else:
         trained.write_video(arguments.video, frames)
-        print(f"{arguments.video}: {len(frames)} frames, return {total:.1f}")
+        print(f"{arguments.video}: {len(frames)} frames, return {total:.4g}")
     return 0
 
 

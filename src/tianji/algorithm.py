@@ -201,7 +201,8 @@ def algorithm_class(name: str) -> type[Any]:
     if found is None:
         raise Refusal(
             f'algorithm.name = "{name}" is not known, so there is nothing to train with.'
-            f"{nearest(name, ALGORITHMS)} Known: {', '.join(sorted(ALGORITHMS))}."
+            f"{nearest(name, ALGORITHMS)} Known: {', '.join(sorted(ALGORITHMS))}. Own algorithms "
+            f"register themselves in a module that env.imports names."
         )
     if isinstance(found, str):
         module, _, attribute = found.partition(":")

@@ -10,7 +10,17 @@ from tianji.algorithm import Store
 from tianji.balance import Balance
 from tianji.channel import Inbox, Outbox, Slot
 from tianji.role import Did, State, generator_state, load_generator_state
-from tianji.types import EPISODE, EPISODES, PRODUCED, STEPS, Array, Layout, Leaves, leaf
+from tianji.types import (
+    EPISODE,
+    EPISODES,
+    PRODUCED,
+    STEPS,
+    Array,
+    Layout,
+    Leaves,
+    Report,
+    leaf,
+)
 
 RECEIVE, SERVE, GRANT = Did("receive"), Did("serve"), Did("grant")
 NO_ROLLOUT, NO_ROOM = Did(waits="actor"), Did(waits="learner")
@@ -71,6 +81,11 @@ class Buffer:
                 self._balance.granted += 1
                 return GRANT
         return NO_ROLLOUT if self._expected else NO_ROOM
+
+    def warming(self) -> Report:
+        """The counts so far, for whoever watches before the first update."""
+        nothing = np.empty(0, np.int64)
+        return Report(0, sum(self._produced), self.received, 0, np.empty(0, EPISODE), {}, nothing)
 
     def state(self) -> State:
         return {

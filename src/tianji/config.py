@@ -32,7 +32,7 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """arguments of the environment's constructor"""
     imports: tuple[str, ...] = ()
-    """modules to import first, so that the environments in them register themselves"""
+    """modules to import first, so that the environments and algorithms in them are known"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CheckpointConfig:
     keep: Count = 3
     """how many of the last ones to keep, beside the best"""
     store: Literal["auto", "always", "never"] = "auto"
-    """save what the buffer holds, so that resuming is exact; auto: up to 256 MB"""
+    """save what the buffer holds, so that resuming is exact; auto: up to 256 MiB"""
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,10 @@ def load_config(
 
 
 def find_config(source: str | Path) -> Path:
-    """The file itself, or a shipped config of that name."""
+    """The file itself, that of a run folder, or a shipped config of that name."""
     path = Path(source)
+    if path.is_dir() and (path / "config.toml").is_file():
+        return path / "config.toml"
     if path.is_file():
         return path
     shipped = {p.stem: p for p in shipped_configs()}
@@ -249,7 +251,8 @@ def _convert_section(section: str, kind: type[Any], tree: Mapping[str, Any]) -> 
     fields = {_public(f.name): f for f in dataclasses.fields(kind)}
     for key, value in tree.items():
         if key not in fields:
-            raise _unknown(f"{section}.{key}", value, [f"{section}.{k}" for k in fields])
+            of = f"algorithm {kind.name}" if section == "algorithm" else "a config"
+            raise _unknown(f"{section}.{key}", value, [f"{section}.{k}" for k in fields], of)
     values = {}
     for key, f in fields.items():
         if key in tree:
@@ -260,9 +263,9 @@ def _convert_section(section: str, kind: type[Any], tree: Mapping[str, Any]) -> 
     return kind(**values)
 
 
-def _unknown(key: str, value: object, valid: Sequence[str]) -> Refusal:
+def _unknown(key: str, value: object, valid: Sequence[str], of: str = "a config") -> Refusal:
     return Refusal(
-        f"{key} = {value!r} is no key of a config, so it would do nothing."
+        f"{key} = {value!r} is no key of {of}, so it would do nothing."
         f"{nearest(key, valid)} Valid here: {', '.join(k.split('.')[-1] for k in valid)}."
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -195,11 +196,18 @@ def make_env(id: str, num_envs: int, kwargs: dict[str, Any], render: bool = Fals
         _FACTORIES[id] = factory
     if factory is not None:
         try:
-            return factory(num_envs, **kwargs)
+            inspect.signature(factory).bind(num_envs, **kwargs)
         except TypeError as error:
             raise Refusal(
                 f"env.kwargs does not fit {id}: {error}. Correct env.kwargs in the config."
             ) from error
+        env = factory(num_envs, **kwargs)
+        if render and not hasattr(env, "render"):
+            raise Refusal(
+                f"{id} cannot be drawn: it has no render(). Give it one that returns a picture, "
+                f"[H, W, 3] uint8."
+            )
+        return env
     from tianji.envs.gymnasium import known_ids, make_gymnasium_env
 
     if id not in known_ids() and ":" not in id:

@@ -78,6 +78,7 @@ class Evaluator:
         self._seed = seed
         self._params = Params(policy.shapes)
         self._seen = 0
+        self._before = 0
         self._running: Evaluation | None = None
 
     def step(self) -> Did:
@@ -87,7 +88,7 @@ class Evaluator:
                 return NO_VERSION
             self._seen = newest
             if self._trigger.due(self.version, newest):
-                self.version = newest
+                self._before, self.version = self.version, newest
                 self._policy.load(self._params)
                 self._running = Evaluation(self._env, self._policy, self._episodes, self._seed)
             return LOAD
@@ -98,6 +99,9 @@ class Evaluator:
         return EVALUATED
 
     def state(self) -> State:
+        # An evaluation that is under way is made anew.
+        if self._running is not None:
+            return {"version": self._before, "seen": self._before}
         return {"version": self.version, "seen": self._seen}
 
     def load_state(self, state: State) -> None:

@@ -23,8 +23,9 @@ class Moments:
         n, total = len(rows), self.count + len(rows)
         delta = rows.mean(axis=0) - self.mean
         squares = self.variance * self.count + rows.var(axis=0) * n
-        self.variance = (squares + delta * delta * (self.count * n / total)) / total
-        self.mean = self.mean + delta * (n / total)
+        # Of a single number, numpy would make scalars here; arrays is what a state holds.
+        self.variance = np.asarray((squares + delta * delta * (self.count * n / total)) / total)
+        self.mean = np.asarray(self.mean + delta * (n / total))
         self.count = np.asarray(total)
 
     def scale(self) -> Array:

@@ -18,6 +18,7 @@ from typing import Any
 import tomli_w
 
 from tianji.actor import SIMULATE
+from tianji.buffer import RECEIVE
 from tianji.build import Built, build
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, Config, load_config
@@ -89,7 +90,7 @@ def train(
     folder = _folder(Path(runs), name, resolved)
     prepare_torch(resolved)
     built = build(resolved)
-    _make(folder, resolved)
+    folder = _make(folder, name is not None, resolved)
     return _Run(resolved, folder, built, view or SilentView(), age).go()
 
 
@@ -177,7 +178,8 @@ class _Run:
         )
         self._signal: int | None = None
         self._resumed: str | None = None
-        self._best: float | None = None
+        self._evaluated: float | None = None
+        """mean return of the last evaluation"""
         self._start_s = 0.0
         self._unsaved = 0
         self._util_before: dict[str, float] = {}
@@ -198,14 +200,17 @@ class _Run:
             built.evaluator.load_state(run["evaluator"])
         self._recorder.load_state(run["recorder"])
         self._driver.at = run["at"]
-        self._best = run["best"]
+        self._evaluated = run["evaluated"]
         why = ["store not saved"] if "store" not in parts else []
         why += ["envs reset"] if reset else []
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
         if reason := self._stop.due(self._counts()):
+            later = f"stop.steps={self._built_steps() * 2}"
+            if reason.startswith("return"):
+                later = f"stop.return=inf {later}"
             raise Refusal(
                 f"{self._folder} has already ended: {reason}. Give it a later end, such as "
-                f"`tianji resume {self._folder} stop.steps={self._built_steps() * 2}`."
+                f"`tianji resume {self._folder} {later}`."
             )
 
     def go(self) -> Result:
@@ -249,6 +254,8 @@ class _Run:
                     return "done", reason
             elif did is SIMULATE and self._start_s == 0.0:
                 self._start_s = self._age()
+            elif did is RECEIVE and learner.version == 0:
+                self._recorder.update(self._built.buffer.warming())
             elif did is EVALUATED:
                 self._after_evaluation()
             tick(util)
@@ -273,7 +280,7 @@ class _Run:
             self._built_steps(), evaluator.version, episodes["return"].tolist(),
             episodes["length"].tolist(),
         )  # fmt: skip
-        self._best = float(episodes["return"].mean())
+        self._evaluated = float(episodes["return"].mean())
 
     def _counts(self) -> dict[str, float]:
         recorder, mean = self._recorder, self._recorder.return_mean
@@ -307,9 +314,9 @@ class _Run:
             "evaluator": built.evaluator.state() if built.evaluator else None,
             "recorder": self._recorder.state(),
             "at": self._driver.at,
-            "best": self._best,
+            "evaluated": self._evaluated,
         }
-        score = self._best if built.evaluator else self._recorder.return_mean
+        score = self._evaluated if built.evaluator else self._recorder.return_mean
         meta = {"updates": built.learner.version, "seed": self._config.seed}
         try:
             path = self._checkpoints.save(self._built_steps(), parts, meta, score)
@@ -347,7 +354,8 @@ class _Run:
             path = self._folder / "nonfinite_batch.safetensors"
             _save_batch(path, error.batch)
             self._recorder.event(f"the batch is saved in {path}")
-        failure = {"status": "failed", "error": type(error).__name__, "message": str(error)}
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        failure = {"status": status, "error": type(error).__name__, "message": str(error)}
         _write_json(self._folder / "result.json", failure | {"run_dir": str(self._folder)})
         self._recorder.log("failed:\n" + "".join(traceback.format_exception(error)).rstrip())
 
@@ -394,38 +402,45 @@ def _since_now() -> Callable[[], float]:
 
 
 def _folder(runs: Path, name: str | None, config: Config) -> Path:
-    """Where the run will live; refused where it would overwrite another."""
-    if name is not None:
-        folder = runs / name
-        if folder.exists():
-            raise Refusal(
-                f"{folder} exists already, and a run never writes into another's folder. Choose "
-                f"another --name, or go on with it: `tianji resume {folder}`."
-            )
-        return folder
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = runs / f"{config.name}-{now}-s{config.seed}"
-    folder, n = base, 1
-    while folder.exists():
-        n += 1
-        folder = base.with_name(f"{base.name}-{n}")
+    """Where the run will live; refused where it would write into another's folder."""
+    if name is None:
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        return runs / f"{config.name}-{now}-s{config.seed}"
+    folder = runs / name
+    if folder.exists():
+        raise Refusal(
+            f"{folder} exists already, and a run never writes into another's folder. Choose "
+            f"another --name, or go on with it: `tianji resume {folder}`."
+        )
     return folder
 
 
-def _make(folder: Path, config: Config) -> None:
+def _make(folder: Path, named: bool, config: Config) -> Path:
+    """Make the run folder; one whose name was not asked for gets a number where it is taken."""
     resolved = "# The resolved config of this run: every key with its value.\n"
     resolved += tomli_w.dumps(config.tree())
     about = json.dumps(manifest(config.seed, config.identity()), indent=2) + "\n"
+    made, base, n = False, folder, 1
     try:
-        folder.mkdir(parents=True)
+        while not made:
+            try:
+                folder.mkdir(parents=True)
+                made = True
+            except FileExistsError:
+                if named:
+                    raise
+                n += 1
+                folder = base.with_name(f"{base.name}-{n}")
         (folder / "config.toml").write_text(resolved)
         (folder / "manifest.json").write_text(about)
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
         raise Refusal(
             f"the run folder {folder} cannot be made ({error.strerror}), so nothing could be kept. "
             f"Choose another place with --runs."
         ) from error
+    return folder
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -76,6 +76,9 @@ class Trained:
     def frames(self, seed: int = 0) -> tuple[list[Array], float]:
         """The pictures of one greedy episode, and its return."""
         env = self.env(1, render=True)
+        # SDL, under pygame, complains where it finds neither screen nor sound.
+        before = dict(os.environ)
+        os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
         try:
             evaluation = Evaluation(env, self._policy, 1, seed)
             pictures = [env.render()]
@@ -84,6 +87,10 @@ class Trained:
             return pictures, float(result["return"][0]) if result is not None else float("nan")
         finally:
             env.close()
+            for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
+                os.environ.pop(name)
+                if name in before:
+                    os.environ[name] = before[name]
 
 
 def load(run: str | Path, checkpoint: str = "latest") -> Trained:
@@ -123,13 +130,14 @@ def write_video(path: Path, frames: list[Array], fps: int = 30) -> None:
     imageio.imwrite(path, even, fps=fps, codec="libx264", macro_block_size=1)
 
 
+def _screen() -> bool:
+    """Is there something to show a window on?"""
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
+
+
 def show_window(frames: list[Array], fps: int = 30) -> None:
     """Show pictures in a window, until they end or it is closed."""
-    if not (
-        os.environ.get("DISPLAY")
-        or os.environ.get("WAYLAND_DISPLAY")
-        or os.environ.get("SDL_VIDEODRIVER")
-    ):
+    if not _screen():
         raise Refusal(
             "there is no screen here to show a window on. Write a file instead: "
             "tianji play RUN --video episode.gif"

@@ -45,11 +45,11 @@ class DQN:
     batch_size: Count = 128
     """steps that one update consumes"""
     new_steps: Count = 4
-    """new env steps for each update; batch_size / new_steps is the replay ratio"""
+    """new steps for each update, resets counted; batch_size / new_steps is the replay ratio"""
     capacity: Count = 100_000
-    """steps that replay holds; rounded up to whole rollouts"""
+    """steps that replay holds, resets counted; rounded up to whole rollouts"""
     warmup: Count = 1_000
-    """steps before the first update"""
+    """steps before the first update, resets counted"""
     n_step: Count = 1
     """rewards that a target sums before it bootstraps"""
     double: bool = True

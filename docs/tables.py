@@ -1,0 +1,136 @@
+"""Writes the tables in docs/ that are made from the code: `python docs/tables.py`.
+
+With --check it writes nothing, and ends with 1 where a page is not in step with the code.
+"""
+
+import ast
+import dataclasses
+import json
+import re
+import sys
+import typing
+from pathlib import Path
+
+from tianji.algorithm import ALGORITHMS, Bound, algorithm_class
+from tianji.config import SECTIONS, Config, load_config
+
+DOCS = Path(__file__).resolve().parent
+SOURCE = DOCS.parent / "src" / "tianji"
+BLOCK = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+
+WALK = (
+    ("envs/gymnasium.py", "GymnasiumEnv", ("step",)),
+    ("actor.py", "Actor", ("step", "_begin", "_open", "_simulate", "_count_episodes", "_finish")),
+    ("buffer.py", "Buffer", ("step", "_receive", "_serve", "_write_counts", "_retire", "_free")),
+    ("store.py", "Fresh", ("add", "choose", "retired", "parts")),
+    ("learner.py", "Learner", ("begin", "step", "_take", "_finish", "_publish")),
+    ("algorithms/ppo.py", "Trainer", ("take", "finish", "_minibatches", "_loss", "params")),
+)
+"""The six files of the walk: the class, and its methods that a transition passes."""
+
+BESIDE = (
+    ("channel.py", None, ()),
+    ("transports/memory.py", "_Pipe", ("grant", "reserve", "push", "probe", "release")),
+    ("returns.py", None, ("gae",)),
+    ("optim.py", "Optimizer", ("step",)),
+)
+"""What the six call, for a second reading."""
+
+
+def lines_of(path: str, owner: str | None, names: tuple[str, ...]) -> int:
+    """Lines of these functions; a missing one is an error."""
+    body = ast.parse((SOURCE / path).read_text()).body
+    if owner is not None:
+        body = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == owner).body
+    found = {n.name: n for n in body if isinstance(n, ast.FunctionDef)}
+    return sum(found[name].end_lineno - found[name].lineno + 1 for name in names)
+
+
+def walk() -> str:
+    rows = ["| file | what a transition passes | lines |", "|---|---|---|"]
+    for path, owner, names in WALK:
+        called = ", ".join(f"`{name}`" for name in names)
+        rows.append(f"| `{path}` | `{owner}`: {called} | {lines_of(path, owner, names)} |")
+    total = sum(lines_of(*place) for place in WALK)
+    whole = sum(len((SOURCE / path).read_text().splitlines()) for path, _, _ in WALK)
+    rows.append(f"| | all of it | **{total}** |")
+    return "\n".join(rows) + f"\n\nThe six files have about {round(whole, -2)} lines in all.\n"
+
+
+def words(kind: object) -> str:
+    """A type of the config, in words."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        bounds = [str(b) for b in arguments[1:] if isinstance(b, Bound)]
+        return ", ".join([words(arguments[0]), *bounds])
+    if origin is typing.Literal:
+        return " or ".join(f"`{word}`" for word in arguments)
+    if origin is tuple:
+        return f"list of: {words(arguments[0])}"
+    if origin is dict:
+        return "table"
+    if type(None) in arguments:
+        return words(next(a for a in arguments if a is not type(None)))
+    return {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}[kind]
+
+
+def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str:
+    """The table of one section."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    rows = ["| key | what it may be | default | meaning |", "|---|---|---|---|"]
+    if section == "algorithm":
+        rows.append("| `algorithm.name` | text | must be set | which algorithm |")
+    for f in dataclasses.fields(kind):
+        key = f"{section}.{f.name.removesuffix('_')}"
+        value, meaning = values[key]
+        must = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        default = "must be set" if must else "none" if value is None else f"`{json.dumps(value)}`"
+        rows.append(f"| `{key}` | {words(hints[f.name])} | {default} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def table(name: str) -> str:
+    """The generated text of this name."""
+    if name == "walk":
+        return walk()
+    section, _, which = name.partition(" ")
+    tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": which or "ppo"}}
+    rows = load_config({**tree, "stop": {"return": 0}}).rows()
+    values = {key: (value, meaning) for key, value, _, meaning in rows}
+    values["stop.return"] = (None, values["stop.return"][1])
+    if section == "seed":
+        default = Config.__dataclass_fields__["seed"].default
+        return (
+            "| key | what it may be | default | meaning |\n|---|---|---|---|\n"
+            f"| `seed` | whole number, at least 0 | `{default}` | {values['seed'][1]} |\n"
+        )
+    return keys(section, SECTIONS[section] or algorithm_class(which), values)
+
+
+def expected_names() -> set[str]:
+    """What the pages must hold: every section and every algorithm that is shipped."""
+    shipped = {f"algorithm {name}" for name, where in ALGORITHMS.items() if isinstance(where, str)}
+    return {"walk", "seed", *(s for s in SECTIONS if s != "algorithm"), *shipped}
+
+
+def main(check: bool) -> int:
+    behind, found = [], set()
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        found |= {match[2] for match in BLOCK.finditer(text)}
+        made = BLOCK.sub(lambda match: match[1] + table(match[2]) + match[3], text)
+        if made != text:
+            behind.append(page.name)
+            if not check:
+                page.write_text(made)
+    if missing := expected_names() - found:
+        print(f"no page holds the table of: {', '.join(sorted(missing))}")
+        return 1
+    if behind:
+        said = "not in step with the code; run `python docs/tables.py`" if check else "written"
+        print(f"{', '.join(behind)}: {said}")
+    return int(check and bool(behind))
+
+
+if __name__ == "__main__":
+    sys.exit(main(check="--check" in sys.argv[1:]))
