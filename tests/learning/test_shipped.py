@@ -1,0 +1,34 @@
+"""Every shipped config reaches what its header promises."""
+
+import pytest
+
+import tianji
+from tianji.config import shipped_configs
+
+QUICK = {"ppo_cartpole", "dqn_cartpole", "ppo_acrobot", "ppo_pendulum"}
+"""configs that need seconds; the others take minutes"""
+
+
+def reaches(name, seed, tmp_path):
+    result = tianji.train(name, [f"seed={seed}"], runs=tmp_path)
+    assert result.stop_reason.startswith("return >="), (
+        f"{name}, seed {seed}: {result.stop_reason}, return {result.return_mean}"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_a_quick_config_reaches_its_target(name, tmp_path):
+    reaches(name, 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", [path.stem for path in shipped_configs()])
+def test_every_config_reaches_its_target_on_three_seeds(name, seed, tmp_path):
+    reaches(name, seed, tmp_path)
+
+
+def test_the_learnt_policy_balances_the_pole_without_exploring(tmp_path):
+    result = tianji.train("ppo_cartpole", ["seed=2"], runs=tmp_path)
+    episodes = tianji.load(result.run_dir).evaluate(episodes=20, seed=123)
+    assert episodes["return"].mean() > 450
