@@ -190,6 +190,7 @@ gymnasium.register("test/RaisesAtReset-v0", RaisesAtReset)
         (["algorithm.gamma=abc"], ["algorithm.gamma", "abc"]),
         (["env.id=test/WrongShape-v0"], ["(3,)", "(4,)"]),
         (["env.id=test/RaisesAtReset-v0"], ["no licence", "OSError"]),
+        (["scale.rollout_length=1000000000"], ["GiB", "scale.rollout_length"]),
         (["env.kwargs={nonsense = 1}"], ["env.kwargs", "nonsense"]),
     ],
 )
@@ -206,6 +207,12 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["train", *SMALL, "scale.device=cuda", "--runs", str(tmp_path)]) == 2
     assert 'scale.device = "cpu"' in capsys.readouterr().err
+
+
+def test_replay_that_does_not_fit_is_refused(tmp_path, capsys):
+    argv = ["train", "dqn_cartpole", "algorithm.capacity=1000000000000", "--runs", str(tmp_path)]
+    assert main(argv) == 2
+    assert "algorithm.capacity" in capsys.readouterr().err
 
 
 def test_dqn_with_continuous_actions_is_refused(tmp_path, capsys):

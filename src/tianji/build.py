@@ -12,8 +12,10 @@ from tianji.buffer import Buffer, batch_layout
 from tianji.channel import Channel
 from tianji.config import Config
 from tianji.env import Env, make_env
+from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
 from tianji.learner import Learner
+from tianji.machine import free_memory
 from tianji.relax import PRESETS
 from tianji.role import Role, generator
 from tianji.transports.memory import Memory
@@ -98,6 +100,7 @@ def build(config: Config, make: Callable[[int], Env] | None = None) -> Built:
         Channel(f"rollouts-{i}", layout, algorithm.slots(spec) + ahead + 1)
         for i in range(scale.actors)
     ]
+    _check_memory(lanes)
     memory = Lanes(tuple(transport.memory(lane) for lane in lanes))
     store = algorithm.store(spec, memory)
     depth = 1 + relax.lead
@@ -141,3 +144,14 @@ def build(config: Config, make: Callable[[int], Env] | None = None) -> Built:
             seed=int(generator(spec.seed, "eval_env").integers(2**31)),
         )
     return Built(spec, transport, lanes, actors, buffer, learner, evaluator)
+
+
+def _check_memory(lanes: list[Channel]) -> None:
+    """Refuse rollouts that do not fit, before they are asked for."""
+    need, free = sum(lane.nbytes for lane in lanes), free_memory()
+    if free is not None and need > free:
+        raise Refusal(
+            f"rollouts and replay need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
+            f"the run would be killed. Lower algorithm.capacity, scale.envs_per_actor or "
+            f"scale.rollout_length."
+        )

@@ -24,6 +24,10 @@ class Channel:
     slots: int
     """how many items can be between grant and release"""
 
+    @property
+    def nbytes(self) -> int:
+        return self.slots * sum(leaf.nbytes for leaf in self.layout.values())
+
 
 @dataclass(slots=True, eq=False)
 class Slot:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-from tianji.machine import cores, cpu_model, version
+from tianji.machine import cores, cpu_model, free_memory, version
 
 Finding = dict[str, Any]
 
@@ -81,24 +80,8 @@ def _shared_memory() -> Finding:
 
 
 def _memory() -> str:
-    try:
-        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(rows["MemAvailable"].split()[0]) / 2**20
-    except (OSError, KeyError):
-        return "free memory unknown"
-    limit = _cgroup_limit()
-    return f"{free:.1f} GiB free" + (f", limited to {limit / 2**30:.1f} GiB" if limit else "")
-
-
-def _cgroup_limit() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
+    free = free_memory()
+    return "free memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
 
 
 def _runs_folder() -> Finding:

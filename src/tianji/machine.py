@@ -49,6 +49,35 @@ def cpu_model() -> str:
     return platform.processor() or "unknown"
 
 
+def free_memory() -> int | None:
+    """Bytes that this process may still take: of the machine, and of its control group."""
+    free = [f for f in (_machine_memory(), _cgroup_memory()) if f is not None]
+    return min(free) if free else None
+
+
+def _machine_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(li.split()[1]) * 1024 for li in lines if li.startswith("MemAvailable")), None)
+
+
+def _cgroup_memory() -> int | None:
+    folder = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, now = (folder / limit).read_text(), (folder / used).read_text()
+        except OSError:
+            continue
+        if most.strip().isdigit():
+            return int(most) - int(now)
+    return None
+
+
 def commit() -> str | None:
     """The commit of the folder we stand in, "+" where files differ from it; None outside of git."""
     try:
