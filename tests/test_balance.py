@@ -31,7 +31,6 @@ def test_production_never_runs_further_ahead_than_the_lead(balance, data):
     for _ in range(60):
         action = data.draw(st.sampled_from(["grant", "receive", "serve", "update"]))
         if action == "grant" and balance.may_grant(version):
-            assert balance.next_update() <= version + balance.lead
             balance.granted += 1
         elif action == "receive" and balance.received < balance.granted:
             balance.received += 1
@@ -39,6 +38,10 @@ def test_production_never_runs_further_ahead_than_the_lead(balance, data):
             balance.served += 1
         elif action == "update" and version < balance.served:
             version += 1
+        # The last rollout granted begins within what the updates up to version + lead follow.
+        ahead = (balance.granted - 1) * balance.rows_per_rollout
+        end = balance.warmup + (version + balance.lead + 1) * balance.steps_per_update
+        assert ahead < end
         rows = balance.received * balance.rows_per_rollout
         assert balance.served * balance.steps_per_update <= max(0, rows - balance.warmup)
 

@@ -43,7 +43,7 @@ def test_numpy_inference_equals_torch_to_1e_5(activation, shape, B):
     )
 
 
-@pytest.mark.parametrize("shape", [(4, 84, 84), (96, 96, 3)])
+@pytest.mark.parametrize("shape", [(4, 84, 84), (96, 96, 3), (84, 84, 12)])
 def test_pictures_get_convolutions_and_stay_uint8_until_there(shape):
     network, observation = Network(), leaf(shape, np.uint8)
     assert networks.kind(network, observation) == "cnn"
@@ -153,6 +153,17 @@ def test_running_moments_equal_those_of_all_rows_at_once():
     rows = np.concatenate(batches)
     np.testing.assert_allclose(moments.mean, rows.mean(0))
     np.testing.assert_allclose(moments.variance, rows.var(0))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32, np.bool_])
+def test_observations_of_any_type_are_answered_alike_in_numpy_and_torch(dtype):
+    network, observation = Network(hidden=(8,)), leaf((6,), dtype)
+    module, params = module_and_params(network, observation)
+    answer = networks.inference(network, observation, module, "n")
+    answer.load(params)
+    x = np.random.default_rng(1).integers(0, 2, (5, 6)).astype(dtype)
+    expected = module(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(answer(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_vector_of_bytes_is_scaled_alike_in_numpy_and_torch():

@@ -10,8 +10,12 @@ import safetensors.numpy
 
 import tianji
 from tianji import Failure, Refusal
+from tianji.build import build
+from tianji.config import load_config
+from tianji.driver import Serial
 from tianji.env import Discrete, EnvSpec, TimeStep, register_env
-from tianji.types import leaf
+from tianji.testing.algorithm import run_updates
+from tianji.types import leaf, sha256
 
 PPO = {
     "env": {"id": "CartPole-v1"},
@@ -77,12 +81,27 @@ def test_checkpoints_on_the_way_change_nothing(config, tmp_path):
     assert often.params_sha256 == plain.params_sha256
 
 
-def test_evaluation_beside_training_changes_nothing_and_is_recorded(tmp_path):
-    plain = train(PPO, tmp_path)
-    evaluated = train(PPO, tmp_path, "eval.every=2", "eval.episodes=3")
+@both
+def test_evaluation_beside_training_changes_nothing_and_is_recorded(config, tmp_path):
+    plain = train(config, tmp_path)
+    every = config["stop"]["updates"] // 3
+    evaluated = train(config, tmp_path, f"eval.every={every}", "eval.episodes=3")
     assert evaluated.params_sha256 == plain.params_sha256
-    rows = metrics(evaluated)
-    assert len([row for row in rows if "eval/mean_reward" in row]) >= 2
+    rows = [row for row in metrics(evaluated) if "eval/mean_reward" in row]
+    assert [row["updates"] for row in rows] == [every, 2 * every, 3 * every]
+
+
+def test_the_best_checkpoint_is_the_one_that_was_evaluated_best(tmp_path):
+    argv = ["eval.every=2", "eval.episodes=4", "checkpoint.every=2", "checkpoint.keep=10"]
+    result = train(PPO, tmp_path, *argv, "stop.updates=8")
+    rows = [row for row in metrics(result) if "eval/mean_reward" in row]
+    scores = {}
+    for path in Path(result.run_dir, "checkpoints").glob("step_*/MANIFEST.json"):
+        manifest = json.loads(path.read_text())
+        scores[manifest["meta"]["updates"]] = manifest["score"]
+    assert scores == {row["updates"]: row["eval/mean_reward"] for row in rows}
+    best = json.loads(Path(result.run_dir, "checkpoints", "best", "MANIFEST.json").read_text())
+    assert best["score"] == max(scores.values())
 
 
 def test_resuming_an_env_that_cannot_be_saved_says_so(tmp_path):
@@ -101,6 +120,70 @@ def test_resuming_without_the_store_fills_it_again(tmp_path):
     assert rest.updates == 40
     # 200 steps to fill up and 8 for each update, in whole rollouts of 32 rows, a few only resets
     assert 280 <= rest.steps - half.steps <= 200 + 20 * 8 + 64
+
+
+def pauses(config, *overrides, stride):
+    """Runs that were stopped after ever more driver steps, `stride` apart."""
+    resolved = load_config(config, overrides)
+    for n in range(3, 10**6, stride):
+        built = build(resolved)
+        built.learner.begin()
+        driver = Serial(built.roles)
+        for _ in range(n):
+            driver.step()
+        while not built.learner.between_batches:
+            driver.step()
+        if built.learner.version > 4:
+            return
+        yield resolved, built, driver
+
+
+@pytest.mark.parametrize("relax", ["sync", "one_step"])
+@both
+def test_what_was_learnt_goes_on_from_any_moment_without_the_store(config, relax):
+    """Also from right after a batch was served, which is lost with the store."""
+    served = 0
+    for resolved, built, driver in pauses(config, f"scale.relax={relax}", stride=7):
+        served += built.buffer._balance.served > built.learner.version
+        state = built.buffer.state() | {"store": None}
+        again = build(resolved)
+        again.learner.load_state(built.learner.state())
+        again.learner.begin()
+        again.buffer.load_state(state)
+        for actor, old in zip(again.actors, built.actors, strict=True):
+            actor.load_state({k: v for k, v in old.state().items() if k != "env"})
+        run_updates(again, Serial(again.roles), 2)
+        assert driver.at < len(built.roles)
+    assert served > 0, "no moment with a batch on its way was among them"
+
+
+@pytest.mark.parametrize("relax", ["sync", "one_step"])
+@both
+def test_a_run_goes_on_exactly_from_any_moment(config, relax):
+    resolved = load_config(config, [f"scale.relax={relax}"])
+    whole = build(resolved)
+    whole.learner.begin()
+    run_updates(whole, Serial(whole.roles), 6)
+    for resolved, built, driver in pauses(config, f"scale.relax={relax}", stride=37):
+        again = build(resolved)
+        again.transport.load_state(built.transport.state())
+        again.learner.load_state(built.learner.state())
+        again.buffer.load_state(built.buffer.state())
+        for actor, old in zip(again.actors, built.actors, strict=True):
+            actor.load_state(old.state())
+        going_on = Serial(again.roles)
+        going_on.at = driver.at
+        run_updates(again, going_on, 6 - again.learner.version)
+        assert sha256(again.learner.networks()) == sha256(whole.learner.networks())
+
+
+def test_envs_that_begin_anew_do_not_repeat_the_first_episodes(tmp_path):
+    config = load_config({**PPO, "env": {"id": "Acrobot-v1"}})
+    first, second = build(config).actors[0], build(config).actors[0]
+    assert np.array_equal(first._observation["obs"], second._observation["obs"])
+    state = first.state()
+    second.load_state(state)
+    assert not np.array_equal(first._observation["obs"], second._observation["obs"])
 
 
 def test_a_run_that_has_ended_is_not_resumed_without_a_later_end(tmp_path):
@@ -166,6 +249,19 @@ def test_the_learnt_policy_can_be_loaded_and_acts(tmp_path):
     assert many.tolist() == [one] * 5
     with pytest.raises(ValueError, match="shape"):
         trained.policy.act(np.zeros(3))
+
+
+def test_an_action_is_not_changed_by_the_next_one(tmp_path):
+    policy = tianji.load(train(NORMALISED, tmp_path).run_dir).policy
+    shape = policy._shape
+    first = policy.act(np.ones(shape))
+    kept = first.copy()
+    policy.act(-np.ones(shape))
+    assert np.array_equal(first, kept)
+
+
+def test_an_evaluation_has_as_many_episodes_as_asked(tmp_path):
+    trained = tianji.load(train(PPO, tmp_path).run_dir)
     assert len(trained.evaluate(episodes=3)) == 3
 
 
@@ -178,6 +274,35 @@ def test_each_stop_condition_ends_a_run(tmp_path):
     ):
         result = train({**PPO, "stop": stop}, tmp_path)
         assert (result.status, result.stop_reason, result.exit_code) == ("done", reason, 0)
+
+
+def test_a_run_can_end_before_the_first_update(tmp_path):
+    result = train(DQN, tmp_path, "algorithm.warmup=100000", "algorithm.capacity=100000",
+                   "stop.steps=500")  # fmt: skip
+    assert result.stop_reason == "steps >= 500"
+    assert 500 <= result.steps < 1000
+    assert result.updates == 0
+
+
+def test_a_linear_schedule_reaches_zero_at_the_end_and_not_before(tmp_path):
+    config = {
+        **PPO,
+        "env": {"id": "toy/Identity", "kwargs": {"length": 2}},
+        "stop": {"steps": 3000},
+    }
+    result = train(config, tmp_path, "algorithm.schedule=linear", "algorithm.learning_rate=1.0")
+    resolved = load_config(config, ["algorithm.schedule=linear", "algorithm.learning_rate=1.0"])
+    built = build(resolved)
+    built.learner.begin()
+    run_updates(built, Serial(built.roles), result.updates)
+    assert 0 < built.learner.report.metrics["learning_rate"] < 0.05
+
+
+@pytest.mark.parametrize(("length", "envs"), [(1, 1), (1, 2), (2, 1)])
+def test_the_smallest_batches_train(length, envs, tmp_path):
+    config = {**PPO, "env": {"id": "toy/Identity", "kwargs": {"length": 1}}}
+    overrides = [f"scale.rollout_length={length}", f"scale.envs_per_actor={envs}"]
+    assert train(config, tmp_path, *overrides, "algorithm.minibatches=1").updates == 6
 
 
 def test_a_return_is_only_believed_after_100_episodes(tmp_path):
@@ -198,7 +323,10 @@ def test_counts_agree_with_each_other(tmp_path):
 class Faulty:
     """Gives a NaN, raises, or explodes after some steps, as asked."""
 
-    def __init__(self, num_envs, nan_after=10**9, raise_after=10**9, reward=0.0):
+    def __init__(
+        self, num_envs, nan_after=10**9, raise_after=10**9, reward=0.0, close_raises=False
+    ):
+        self._close_raises = close_raises
         self.spec = EnvSpec("test/Faulty", {"obs": leaf((2,), np.float32)}, Discrete(2))
         self.num_envs = num_envs
         self._nan, self._raise, self._reward, self._t = nan_after, raise_after, reward, 0
@@ -219,7 +347,8 @@ class Faulty:
         return TimeStep(self._observation(), reward, no, no, ~no)
 
     def close(self):
-        pass
+        if self._close_raises:
+            raise RuntimeError("stuck")
 
 
 def faulty(**kwargs):
@@ -236,6 +365,14 @@ def test_an_env_that_raises_fails_the_run_with_its_own_error(tmp_path):
     with pytest.raises(Failure, match="the simulator broke"):
         train(faulty(raise_after=40), tmp_path, name="raise")
     assert "the simulator broke" in (tmp_path / "raise" / "log.txt").read_text()
+    saved = tianji.load(tmp_path / "raise")
+    assert saved.version == 2, "what was learnt before the env broke must be kept"
+
+
+def test_an_env_that_cannot_be_closed_does_not_hide_the_result(tmp_path):
+    with pytest.raises(RuntimeError, match="stuck"):
+        train(faulty(close_raises=True), tmp_path, name="stuck")
+    assert json.loads((tmp_path / "stuck" / "result.json").read_text())["status"] == "done"
 
 
 def test_a_loss_that_is_not_finite_is_not_published_and_its_batch_is_saved(tmp_path):

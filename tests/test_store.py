@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tianji.algorithm import Lanes
+from tianji.errors import Failure
 from tianji.store import Fresh, Replay
 from tianji.types import GAP, VERSION, leaf, rollout_layout
 
@@ -110,6 +111,16 @@ def test_replay_draws_every_valid_step_equally_often():
     assert len(counts) == valid
     mean = 40_000 / valid
     assert max(abs(c - mean) for c in counts.values()) < 6 * mean**0.5
+
+
+def test_replay_without_a_valid_step_fails_instead_of_hanging():
+    feed = Feed(1, 4, T=2, B=1, rng=np.random.default_rng(0))
+    store = Replay(feed.lanes, batch=2, slots=2, gamma=0.9, n=1)
+    store.add(0, feed.add(0))
+    feed.memory[0]["valid"][:] = False
+    out = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    with pytest.raises(Failure, match="no valid step"):
+        store.choose(np.random.default_rng(0), out)
 
 
 def test_replay_retires_the_oldest_rollout_when_it_is_full():

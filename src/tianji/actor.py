@@ -108,6 +108,8 @@ class Actor:
         self.produced, self._seq = state["produced"], state["seq"]
         load_generator_state(self._rng, state["rng"])
         if not self.exact(state):
+            # Not the seed of the run's beginning: its first episodes would be played again.
+            self._observation = first_observation(self._env, int(self._rng.integers(2**31)))
             return
         assert isinstance(self._env, Restorable)
         self._env.load_state(state["env"])
@@ -169,8 +171,8 @@ class Actor:
             self._refuse_nonfinite(rollout, t)
             raise Failure(
                 f"{self._env.spec.id} raised {type(error).__name__}: {error} (a step of "
-                f"{self.name}, row {t} of its rollout {self._seq}). What was learnt until the last "
-                f"checkpoint is kept; the traceback is in the run's log."
+                f"{self.name}, row {t} of its rollout {self._seq}). What was learnt so far is "
+                f"saved; the traceback is in the run's log."
             ) from error
         if self._seq == 0 and t == 0:
             check_step(self._env, observation, reward, terminated, truncated, valid)

@@ -66,7 +66,9 @@ class Spec:
     seed: int
     device: str
     updates: int | None
-    """updates after which the run stops by its config, for schedules; None where it may go on"""
+    """updates after which the run stops by its config, for schedules; None: no such end"""
+    steps: int | None
+    """valid steps after which it stops, likewise"""
 
     @property
     def rows_per_rollout(self) -> int:

@@ -82,10 +82,10 @@ class Buffer:
                 return GRANT
         return NO_ROLLOUT if self._expected else NO_ROOM
 
-    def warming(self) -> Report:
-        """The counts so far, for whoever watches before the first update."""
-        nothing = np.empty(0, np.int64)
-        return Report(0, sum(self._produced), self.received, 0, np.empty(0, EPISODE), {}, nothing)
+    def warming(self, version: int, consumed: int) -> Report:
+        """The counts so far, for whoever watches before the learner's first report."""
+        counts = version, sum(self._produced), self.received, consumed
+        return Report(*counts, np.empty(0, EPISODE), {}, np.empty(0, np.int64))
 
     def state(self) -> State:
         return {
@@ -111,7 +111,9 @@ class Buffer:
         self._produced = list(state["produced"])
         load_generator_state(self._rng, state["rng"])
         if state["store"] is None:
-            self._balance.base = state["base"] + state["served"]
+            # The learner's version: batches that it had not consumed are gone with the store.
+            self._balance.base = self._batches.tag
+            self._episodes = [state["episodes"]]
             return
         self._balance.granted = state["granted"]
         self._balance.received = state["rollouts"]

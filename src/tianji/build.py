@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tianji.actor import Actor
 from tianji.algorithm import Lanes, Policy, Spec
@@ -39,14 +40,15 @@ class Built:
 
     @property
     def roles(self) -> list[Role]:
-        """In the order in which a serial driver steps them."""
-        roles: list[Role] = [*self.actors, self.buffer, self.learner]
-        return [*roles, self.evaluator] if self.evaluator else roles
+        """In the order in which a serial driver steps them; the evaluator is called when due."""
+        return [*self.actors, self.buffer, self.learner]
 
     def close(self) -> None:
-        for role in self.roles:
-            role.close()
-        self.transport.close()
+        """Close everything, also where one thing fails to."""
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.transport.close)
+            for role in [*self.roles, *([self.evaluator] if self.evaluator else [])]:
+                closing.callback(role.close)
 
 
 def make_spec(config: Config, env: Env) -> Spec:
@@ -61,13 +63,9 @@ def make_spec(config: Config, env: Env) -> Spec:
         seed=config.seed,
         device=scale.device,
         updates=stop.updates,
+        steps=stop.steps,
     )
-    algorithm = config.algorithm
-    if stop.steps is not None:
-        beyond = stop.steps - algorithm.warmup_steps(spec)
-        updates = max(1, beyond // algorithm.steps_per_update(spec))
-        spec = replace(spec, updates=min(updates, stop.updates or updates))
-    algorithm.check(spec)
+    config.algorithm.check(spec)
     return spec
 
 
@@ -139,7 +137,6 @@ def build(config: Config, make: Callable[[int], Env] | None = None) -> Built:
             env=make(min(EVAL_ENVS, config.eval.episodes)),
             policy=algorithm.policy(spec),
             snapshots=snapshots,
-            every=config.eval.every,
             episodes=config.eval.episodes,
             seed=int(generator(spec.seed, "eval_env").integers(2**31)),
         )

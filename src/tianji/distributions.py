@@ -117,7 +117,7 @@ class Gaussian:
         return output + noise * np.exp(log_std), log_prob
 
     def greedy(self, output: Array) -> Array:
-        return output
+        return output.copy()
 
     def evaluate(
         self, output: Tensor, params: Mapping[str, Tensor], action: Tensor

@@ -43,6 +43,16 @@ class Serial:
         self._last = now
         return did
 
+    def step_other(self, role: Role) -> Did:
+        """One step of a role that has no turn of its own."""
+        self.skip()
+        did = role.step()
+        now = self._clock()
+        key = f"{role.name}/{did.kind or 'wait'}"
+        self.seconds[key] = self.seconds.get(key, 0.0) + now - self._last
+        self._last = now
+        return did
+
     def skip(self) -> None:
         """Leave the time since the last step out of the account: it was spent outside."""
         now = self._clock()

@@ -8,7 +8,6 @@ from tianji.algorithm import Policy
 from tianji.channel import Newest
 from tianji.env import Env
 from tianji.role import Did, State
-from tianji.trigger import Every
 from tianji.types import EPISODE, Array, Leaves, Params
 
 LOAD, EVALUATE, EVALUATED = Did("load"), Did("evaluate"), Did("evaluated")
@@ -53,44 +52,33 @@ class Evaluation:
 
 
 class Evaluator:
-    """A role: evaluates the newest snapshot each time `every` updates have passed."""
+    """A role: evaluates each snapshot that it is given."""
 
     name = "evaluator"
 
     def __init__(
-        self,
-        env: Env,
-        policy: Policy,
-        snapshots: Newest,
-        every: int,
-        episodes: int,
-        seed: int,
+        self, env: Env, policy: Policy, snapshots: Newest, episodes: int, seed: int
     ) -> None:
-        self.version = 0
+        self.version = -1
         """of the snapshot that is or was evaluated last"""
         self.result: Array = np.empty(0, EPISODE)
         """its episodes; set when `step` returns EVALUATED"""
         self._env = env
         self._policy = policy
         self._snapshots = snapshots
-        self._trigger = Every(every)
         self._episodes = episodes
         self._seed = seed
         self._params = Params(policy.shapes)
-        self._seen = 0
-        self._before = 0
         self._running: Evaluation | None = None
 
     def step(self) -> Did:
         if self._running is None:
-            newest = self._snapshots.probe(self._seen, self._params.flat)
-            if newest == self._seen:
+            newest = self._snapshots.probe(self.version, self._params.flat)
+            if newest == self.version:
                 return NO_VERSION
-            self._seen = newest
-            if self._trigger.due(self.version, newest):
-                self._before, self.version = self.version, newest
-                self._policy.load(self._params)
-                self._running = Evaluation(self._env, self._policy, self._episodes, self._seed)
+            self.version = newest
+            self._policy.load(self._params)
+            self._running = Evaluation(self._env, self._policy, self._episodes, self._seed)
             return LOAD
         result = self._running.step()
         if result is None:
@@ -99,13 +87,10 @@ class Evaluator:
         return EVALUATED
 
     def state(self) -> State:
-        # An evaluation that is under way is made anew.
-        if self._running is not None:
-            return {"version": self._before, "seen": self._before}
-        return {"version": self.version, "seen": self._seen}
+        return {}
 
     def load_state(self, state: State) -> None:
-        self.version, self._seen = state["version"], state["seen"]
+        """Nothing: an evaluation that is under way is not part of the run's future."""
 
     def close(self) -> None:
         self._env.close()

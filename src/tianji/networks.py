@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tianji.algorithm import Network
 from tianji.errors import Refusal
-from tianji.types import Array, Leaf, Params
+from tianji.types import Array, Leaf
 
 SMALLEST_PICTURE = 36
 """pixels a side that three convolutions need"""
@@ -43,19 +43,19 @@ BYTE = 1.0 / 255.0
 """uint8 observations become 0..1 where a network takes them in; floats stay as they are"""
 
 
-class Bytes(nn.Module):
-    """uint8 to float32 in 0..1."""
+class Floats(nn.Module):
+    """Any numbers to float32, uint8 in 0..1."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.to(torch.float32) * BYTE if x.dtype == torch.uint8 else x
+        return x.to(torch.float32) * BYTE if x.dtype == torch.uint8 else x.to(torch.float32)
 
 
-class Picture(Bytes):
+class Picture(Floats):
     """Pictures, channels first or last, to float32 [B, C, H, W]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.last = shape[-1] <= 4 < shape[0]
+        self.last = shape[-1] < shape[0]
         self.channels = shape[-1] if self.last else shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,8 +100,8 @@ def body(network: Network, observation: Leaf) -> tuple[nn.Sequential, int]:
             width = convolutions(torch.zeros(1, *observation.shape)).shape[1]
         return nn.Sequential(*convolutions, nn.Linear(width, 512), nn.ReLU()), 512
     width = int(np.prod(observation.shape))
-    if observation.dtype == np.uint8:
-        layers.append(Bytes())
+    if observation.dtype != np.float32:
+        layers.append(Floats())
     if len(observation.shape) != 1:
         layers.append(nn.Flatten())
     for hidden in network.hidden:
@@ -150,8 +150,8 @@ class NumpyMLP:
 
     def __call__(self, x: Array) -> Array:
         x = x.reshape(len(x), -1)
-        if x.dtype == np.uint8:
-            x = x * np.float32(BYTE)
+        if x.dtype != np.float32:
+            x = x.astype(np.float32) * np.float32(BYTE if x.dtype == np.uint8 else 1.0)
         if not self._hidden or len(self._hidden[0]) != len(x):
             self._hidden = [np.empty((len(x), w.shape[1]), np.float32) for w, _ in self._layers]
         last = len(self._layers) - 1
@@ -203,8 +203,3 @@ def shapes(modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
         for prefix, module in modules.items()
         for name, p in module.named_parameters()
     }
-
-
-def copy_into(params: Params, arrays: Mapping[str, Array]) -> None:
-    for name, array in arrays.items():
-        np.copyto(params[name], array)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import shutil
+import contextlib
 import signal
-import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import tomli_w
 
 from tianji.actor import SIMULATE
 from tianji.buffer import RECEIVE
@@ -23,14 +19,14 @@ from tianji.build import Built, build
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, Config, load_config
 from tianji.driver import Serial
-from tianji.errors import Refusal, nearest
+from tianji.errors import Failure, Refusal
 from tianji.evaluator import EVALUATED
+from tianji.folder import find_run, make_folder, run_folder, save_batch, write_json
 from tianji.learner import UPDATE, NonFinite
-from tianji.machine import manifest
 from tianji.record import WINDOW, Recorder
 from tianji.role import State
 from tianji.trigger import Every, Reached
-from tianji.types import Leaves, Report, Rollout, sha256
+from tianji.types import Report, sha256
 from tianji.view.terminal import SilentView, View
 
 STORE_AUTO = 256 * 2**20
@@ -87,10 +83,10 @@ def train(
     """
     age = age or _since_now()
     resolved = config if isinstance(config, Config) else load_config(config, overrides)
-    folder = _folder(Path(runs), name, resolved)
+    folder = run_folder(Path(runs), name, resolved)
     prepare_torch(resolved)
     built = build(resolved)
-    folder = _make(folder, name is not None, resolved)
+    folder = make_folder(folder, name is not None, resolved)
     return _Run(resolved, folder, built, view or SilentView(), age).go()
 
 
@@ -122,18 +118,6 @@ def resume(
     going_on = _Run(config, folder, built, view or SilentView(), age)
     going_on.restore(loaded.parts)
     return going_on.go()
-
-
-def find_run(run: str | Path) -> Path:
-    folder = Path(run)
-    if (folder / "config.toml").is_file():
-        return folder
-    parent = folder.parent
-    others = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-    raise Refusal(
-        f"{folder} is no run folder (it has no config.toml), so there is nothing to load."
-        f"{nearest(folder.name, others)}"
-    )
 
 
 def prepare_torch(config: Config) -> None:
@@ -171,6 +155,7 @@ class _Run:
         }
         self._stop = Reached(self._limits)
         self._save_every = Every(config.checkpoint.every)
+        self._evaluate_every = Every(config.eval.every)
         self._driver = Serial(built.roles)
         self._recorder = Recorder(folder, view, self._limits)
         self._checkpoints = Checkpoints(
@@ -196,8 +181,6 @@ class _Run:
         built.buffer.load_state(run["buffer"])
         for actor, state in zip(built.actors, run["actors"], strict=True):
             actor.load_state(state)
-        if built.evaluator and run["evaluator"] is not None:
-            built.evaluator.load_state(run["evaluator"])
         self._recorder.load_state(run["recorder"])
         self._driver.at = run["at"]
         self._evaluated = run["evaluated"]
@@ -205,7 +188,7 @@ class _Run:
         why += ["envs reset"] if reset else []
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
         if reason := self._stop.due(self._counts()):
-            later = f"stop.steps={self._built_steps() * 2}"
+            later = f"stop.steps={self._steps * 2}"
             if reason.startswith("return"):
                 later = f"stop.return=inf {later}"
             raise Refusal(
@@ -215,29 +198,31 @@ class _Run:
 
     def go(self) -> Result:
         """Train until something ends it. Whatever that is, the folder says how it ended."""
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._built.close)
+            ending.callback(self._view.end)
+            ending.callback(self._recorder.close)
+            try:
+                self._begin()
+                with _signals(self._caught):
+                    status, reason = self._loop()
+                    self._save()
+                result = self._result(status, reason)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            write_json(self._folder / "result.json", result.tree())
+        return result
+
+    def _begin(self) -> None:
         if self._resumed is None:
             self._built.learner.begin()
         self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
         if self._resumed:
-            self._recorder.event(
-                f"resumed at update {self._built.learner.version}: {self._resumed}"
-            )
-        try:
-            with _signals(self._caught):
-                status, reason = self._loop()
-                self._save()
-            result = self._result(status, reason)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self._recorder.close()
-            self._view.end()
-            self._built.close()
-        _write_json(self._folder / "result.json", result.tree())
-        return result
+            version = self._built.learner.version
+            self._recorder.event(f"resumed at update {version}: {self._resumed}")
 
     def _loop(self) -> tuple[str, str]:
         driver, learner, tick, util = (
@@ -254,10 +239,11 @@ class _Run:
                     return "done", reason
             elif did is SIMULATE and self._start_s == 0.0:
                 self._start_s = self._age()
-            elif did is RECEIVE and learner.version == 0:
-                self._recorder.update(self._built.buffer.warming())
-            elif did is EVALUATED:
-                self._after_evaluation()
+            elif did is RECEIVE and learner.report is None:
+                # Before the first update there is no report: show what arrives, and end if told to.
+                self._recorder.update(self._built.buffer.warming(learner.version, learner.consumed))
+                if reason := self._stop.due(self._counts()):
+                    return "done", reason
             tick(util)
             if self._signal is not None and learner.between_batches:
                 name = signal.Signals(self._signal).name
@@ -266,43 +252,50 @@ class _Run:
     def _after_update(self, report: Report) -> str | None:
         """Record it; the reason to stop, if there is one now."""
         self._recorder.update(report)
+        if self._evaluate_every.due(report.version - 1, report.version):
+            self._evaluate()
         if reason := self._stop.due(self._counts()):
             return reason
         if self._save_every.due(report.version - 1, report.version):
             self._save()
         return None
 
-    def _after_evaluation(self) -> None:
+    def _evaluate(self) -> None:
+        """Let the evaluator play with this very version; a signal ends it early, unrecorded."""
         evaluator = self._built.evaluator
         assert evaluator is not None
-        episodes = evaluator.result
-        self._recorder.evaluation(
-            self._built_steps(), evaluator.version, episodes["return"].tolist(),
-            episodes["length"].tolist(),
-        )  # fmt: skip
-        self._evaluated = float(episodes["return"].mean())
+        while self._signal is None:
+            if self._driver.step_other(evaluator) is EVALUATED:
+                returns, lengths = (evaluator.result[k].tolist() for k in ("return", "length"))
+                self._recorder.evaluation(self._steps, evaluator.version, returns, lengths)
+                self._evaluated = sum(returns) / len(returns)
+                return
+            self._recorder.tick(self._util)
 
     def _counts(self) -> dict[str, float]:
         recorder, mean = self._recorder, self._recorder.return_mean
         enough = recorder.episodes >= WINDOW and mean is not None
         return {
             "return": mean if enough and mean is not None else -float("inf"),
-            "steps": self._built_steps(),
+            "steps": self._steps,
             "updates": self._built.learner.version,
             "seconds": recorder.elapsed,
         }
 
-    def _built_steps(self) -> int:
+    @property
+    def _steps(self) -> int:
         return self._built.buffer.received
 
-    def _save(self) -> None:
-        """Write a checkpoint; a full disk is said and does not stop the run."""
+    def _save(self, store: bool = True) -> None:
+        """Write a checkpoint; a full disk is said and does not stop the run. Without `store`, only
+        what was learnt: envs and the buffer begin anew when it is resumed."""
         built = self._built
         policy = built.learner.policy_state()
         buffer, actors = built.buffer.state(), [actor.state() for actor in built.actors]
         parts: dict[str, State] = {"policy": policy, "trainer": built.learner.state()}
-        store = self._config.checkpoint.store
-        if store == "always" or (store == "auto" and built.transport.nbytes <= STORE_AUTO):
+        wanted = self._config.checkpoint.store
+        fits = wanted == "auto" and built.transport.nbytes <= STORE_AUTO
+        if store and (wanted == "always" or fits):
             parts["store"] = built.transport.state()
         else:
             buffer["store"] = None
@@ -311,7 +304,6 @@ class _Run:
         parts["run"] = {
             "buffer": buffer,
             "actors": actors,
-            "evaluator": built.evaluator.state() if built.evaluator else None,
             "recorder": self._recorder.state(),
             "at": self._driver.at,
             "evaluated": self._evaluated,
@@ -319,7 +311,7 @@ class _Run:
         score = self._evaluated if built.evaluator else self._recorder.return_mean
         meta = {"updates": built.learner.version, "seed": self._config.seed}
         try:
-            path = self._checkpoints.save(self._built_steps(), parts, meta, score)
+            path = self._checkpoints.save(self._steps, parts, meta, score)
             self._recorder.event(f"checkpoint {path.name}")
         except CheckpointNotSaved as error:
             self._unsaved += 1
@@ -336,7 +328,7 @@ class _Run:
             run_dir=str(self._folder),
             wall_s=round(self._age(), 3),
             start_s=round(self._start_s, 3),
-            steps=self._built_steps(),
+            steps=self._steps,
             updates=self._built.learner.version,
             episodes=summary["episodes"],
             return_mean=summary["return_mean"],
@@ -349,15 +341,17 @@ class _Run:
         )
 
     def _fail(self, error: BaseException) -> None:
-        """Leave behind what is needed to understand a failure."""
-        if isinstance(error, NonFinite):
-            path = self._folder / "nonfinite_batch.safetensors"
-            _save_batch(path, error.batch)
-            self._recorder.event(f"the batch is saved in {path}")
+        """Leave behind what is needed to understand a failure, and what was learnt before it."""
+        self._recorder.log("failed:\n" + "".join(traceback.format_exception(error)).rstrip())
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         failure = {"status": status, "error": type(error).__name__, "message": str(error)}
-        _write_json(self._folder / "result.json", failure | {"run_dir": str(self._folder)})
-        self._recorder.log("failed:\n" + "".join(traceback.format_exception(error)).rstrip())
+        write_json(self._folder / "result.json", failure | {"run_dir": str(self._folder)})
+        if isinstance(error, NonFinite):
+            path = self._folder / "nonfinite_batch.safetensors"
+            if save_batch(path, error.batch):
+                self._recorder.event(f"the batch is saved in {path}")
+        elif isinstance(error, Failure) and self._built.learner.between_batches:
+            self._save(store=False)
 
     def _util(self) -> dict[str, float]:
         """Shares of the time since the last call, by role and kind of work; they add up to 1."""
@@ -381,8 +375,6 @@ class _signals:  # noqa: N801  used as a `with` statement's word
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        import threading
-
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -399,65 +391,3 @@ class _signals:  # noqa: N801  used as a `with` statement's word
 def _since_now() -> Callable[[], float]:
     begin = time.perf_counter()
     return lambda: time.perf_counter() - begin
-
-
-def _folder(runs: Path, name: str | None, config: Config) -> Path:
-    """Where the run will live; refused where it would write into another's folder."""
-    if name is None:
-        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        return runs / f"{config.name}-{now}-s{config.seed}"
-    folder = runs / name
-    if folder.exists():
-        raise Refusal(
-            f"{folder} exists already, and a run never writes into another's folder. Choose "
-            f"another --name, or go on with it: `tianji resume {folder}`."
-        )
-    return folder
-
-
-def _make(folder: Path, named: bool, config: Config) -> Path:
-    """Make the run folder; one whose name was not asked for gets a number where it is taken."""
-    resolved = "# The resolved config of this run: every key with its value.\n"
-    resolved += tomli_w.dumps(config.tree())
-    about = json.dumps(manifest(config.seed, config.identity()), indent=2) + "\n"
-    made, base, n = False, folder, 1
-    try:
-        while not made:
-            try:
-                folder.mkdir(parents=True)
-                made = True
-            except FileExistsError:
-                if named:
-                    raise
-                n += 1
-                folder = base.with_name(f"{base.name}-{n}")
-        (folder / "config.toml").write_text(resolved)
-        (folder / "manifest.json").write_text(about)
-    except OSError as error:
-        if made:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise Refusal(
-            f"the run folder {folder} cannot be made ({error.strerror}), so nothing could be kept. "
-            f"Choose another place with --runs."
-        ) from error
-    return folder
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(content, indent=2) + "\n")
-    except OSError as error:
-        print(f"{path} could not be written: {error.strerror}", file=sys.stderr)
-
-
-def _save_batch(path: Path, batch: Iterable[Rollout]) -> None:
-    import safetensors.numpy
-
-    arrays: Leaves = {}
-    for i, part in enumerate(batch):
-        leaves = {f"observation.{k}": v for k, v in part.observation.items()}
-        leaves |= {f"extras.{k}": v for k, v in part.extras.items()}
-        for name in ("action", "reward", "terminated", "valid", "versions"):
-            leaves[name] = getattr(part, name)
-        arrays |= {f"part-{i}.{name}": array.copy() for name, array in leaves.items()}
-    safetensors.numpy.save_file(arrays, path)

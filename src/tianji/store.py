@@ -9,8 +9,12 @@ import numpy as np
 
 from tianji import returns
 from tianji.algorithm import Lanes
+from tianji.errors import Failure
 from tianji.role import State
 from tianji.types import EPISODE, GAP, VERSION, Array, Layout, Leaves, Rollout, leaf
+
+MOST_DRAWS = 10_000
+"""times that replay draws again where it hit steps that only reset an env"""
 
 
 class Fresh:
@@ -99,7 +103,9 @@ class Replay:
         rows = np.array([max(0, held * self._T - (self._n - 1)) for held in self._held])
         ends = np.cumsum(rows * self._B)
         want = np.arange(len(steps))
-        while len(want):
+        for _ in range(MOST_DRAWS):
+            if not len(want):
+                return
             drawn = rng.integers(0, ends[-1], len(want))
             lane = np.searchsorted(ends, drawn, side="right") if len(rows) > 1 else 0
             first = np.asarray(self._first)[lane] * (self._T * self._B)
@@ -107,6 +113,10 @@ class Replay:
             step = (step + first) % (self._total * self._T * self._B)
             lanes[want], steps[want] = lane, step
             want = want[~self._valid(lane, step)]
+        raise Failure(
+            f"replay found no valid step in {MOST_DRAWS} draws: the env ends its episodes at once, "
+            f"so that nearly all steps only reset it."
+        )
 
     def retired(self) -> Iterable[tuple[int, int]]:
         retired, self._retired = self._retired, []

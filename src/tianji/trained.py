@@ -16,7 +16,8 @@ from tianji.config import Config, load_config
 from tianji.env import Env, make_env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluation
-from tianji.run import find_run, prepare_torch
+from tianji.folder import find_run
+from tianji.run import prepare_torch
 from tianji.types import Array, Leaves, Params
 
 MOST_FRAMES = 3000

@@ -28,7 +28,7 @@ from tianji.moments import Moments
 from tianji.optim import Optimizer
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import Fresh
-from tianji.types import Array, Layout, Leaves, Params, Rollout, leaf
+from tianji.types import GAP, Array, Layout, Leaves, Params, Rollout, leaf
 
 FAR = 10.0
 """normalised observations and rewards are cut at this many standard deviations"""
@@ -82,7 +82,7 @@ class PPO:
                 f"(actors x envs_per_actor x rollout_length), so some would be empty. Set it to "
                 f"{rows} or less."
             )
-        if self.schedule == "linear" and spec.updates is None:
+        if self.schedule == "linear" and spec.updates is None and spec.steps is None:
             raise Refusal(
                 'algorithm.schedule = "linear" without an end never moves. Set stop.steps or '
                 'stop.updates, or schedule = "constant".'
@@ -177,6 +177,8 @@ class Trainer:
 
         self._optimizer = Optimizer(modules, hyper.max_grad_norm, eps=1e-5)
         self._updates = 0
+        self._steps = 0
+        """valid steps of the updates so far, for the schedule"""
         self._rng = generator(spec.seed, "learner")
         self._obs = Moments(spec.env.observation["obs"].shape)
         self._return = Moments(())
@@ -216,9 +218,10 @@ class Trainer:
         hyper = self._hyper
         batch = {k: torch.cat([part[k] for part in self._parts]) for k in self._parts[0]}
         explained = _explained_variance(batch["value"], batch["target"])
-        if hyper.normalise_advantage:
+        if hyper.normalise_advantage and len(batch["advantage"]) > 0:
             advantage = batch["advantage"]
-            batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            spread = advantage.std(correction=0) + 1e-8
+            batch["advantage"] = (advantage - advantage.mean()) / spread
         rate = self._learning_rate()
         told: list[Tensor] = []
         for epoch in range(hyper.epochs):
@@ -229,11 +232,13 @@ class Trainer:
                 if last:
                     told.append(torch.stack([loss.detach(), *parts, norm]))
         self._updates += 1
+        self._steps += len(batch["advantage"])
         for rows in self._seen:
             self._obs.update(rows)
         self._parts, self._seen = [], []
         names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl",
                  "clip_fraction", "grad_norm")  # fmt: skip
+        told = told or [torch.zeros(len(names))]  # every row only reset its env: nothing to learn
         metrics = dict(zip(names, torch.stack(told).mean(0).tolist(), strict=True))
         return metrics | {"learning_rate": rate, "explained_variance": explained}
 
@@ -259,6 +264,7 @@ class Trainer:
         return {
             "optimizer": self._optimizer.state(),
             "updates": self._updates,
+            "steps": self._steps,
             "obs": self._obs.arrays(),
             "return": self._return.arrays(),
             "running": self._running.copy(),
@@ -267,21 +273,25 @@ class Trainer:
 
     def load_state(self, state: State) -> None:
         self._optimizer.load_state(state["optimizer"])
-        self._updates = state["updates"]
+        self._updates, self._steps = state["updates"], state["steps"]
         self._obs.load(state["obs"])
         self._return.load(state["return"])
         self._running[:] = state["running"]
         load_generator_state(self._rng, state["rng"])
 
     def _learning_rate(self) -> float:
-        hyper, end = self._hyper, self._spec.updates
-        if hyper.schedule == "constant" or end is None:
+        hyper, spec = self._hyper, self._spec
+        if hyper.schedule == "constant":
             return hyper.learning_rate
-        return hyper.learning_rate * max(0.0, 1.0 - self._updates / end)
+        done = self._updates / spec.updates if spec.updates else 0.0
+        done = max(done, self._steps / spec.steps if spec.steps else 0.0)
+        return hyper.learning_rate * max(0.0, 1.0 - done)
 
     def _rewards(self, part: Rollout) -> Array:
         """Rewards over the deviation of the discounted return, as it was before this part."""
         scale = self._return.scale()
+        if part.head[GAP]:
+            self._running[part.source] = 0.0
         ended = part.terminated | ~part.valid
         running, self._running[part.source] = returns.discounted(
             part.reward, ended, self._running[part.source], self._hyper.gamma
@@ -324,7 +334,6 @@ class Trainer:
 
 def _explained_variance(value: Tensor, target: Tensor) -> float:
     """1: values foretell the returns; 0: no better than their mean."""
-    variance = target.var(correction=0)
-    if variance < 1e-12:
+    if len(target) == 0 or (variance := target.var(correction=0)) < 1e-12:
         return 0.0
     return float(1.0 - (target - value).var(correction=0) / variance)

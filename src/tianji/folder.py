@@ -1,0 +1,99 @@
+"""The run folder: how it is named, made and found, and what is put into it beside records."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tianji.config import Config
+from tianji.errors import Refusal, nearest
+from tianji.machine import manifest
+from tianji.types import Leaves, Rollout
+
+
+def run_folder(runs: Path, name: str | None, config: Config) -> Path:
+    """Where the run will live; refused where it would write into another's folder."""
+    if name is None:
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        return runs / f"{config.name}-{now}-s{config.seed}"
+    folder = runs / name
+    if folder.exists():
+        raise Refusal(
+            f"{folder} exists already, and a run never writes into another's folder. Choose "
+            f"another --name, or go on with it: `tianji resume {folder}`."
+        )
+    return folder
+
+
+def make_folder(folder: Path, named: bool, config: Config) -> Path:
+    """Make the run folder; one whose name was not asked for gets a number where it is taken."""
+    resolved = "# The resolved config of this run: every key with its value.\n"
+    resolved += tomli_w.dumps(config.tree())
+    about = json.dumps(manifest(config.seed, config.identity()), indent=2) + "\n"
+    made, base, n = False, folder, 1
+    try:
+        while not made:
+            try:
+                folder.mkdir(parents=True)
+                made = True
+            except FileExistsError:
+                if named:
+                    raise
+                n += 1
+                folder = base.with_name(f"{base.name}-{n}")
+        (folder / "config.toml").write_text(resolved)
+        (folder / "manifest.json").write_text(about)
+    except OSError as error:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise Refusal(
+            f"the run folder {folder} cannot be made ({error.strerror}), so nothing could be kept. "
+            f"Choose another place with --runs."
+        ) from error
+    return folder
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        print(f"{path} could not be written: {error.strerror}", file=sys.stderr)
+
+
+def save_batch(path: Path, batch: Iterable[Rollout]) -> bool:
+    """Keep the rollouts of an update that went wrong; False where the disk does not take them."""
+    import safetensors
+    import safetensors.numpy
+
+    arrays: Leaves = {}
+    for i, part in enumerate(batch):
+        leaves = {f"observation.{k}": v for k, v in part.observation.items()}
+        leaves |= {f"extras.{k}": v for k, v in part.extras.items()}
+        for name in ("action", "reward", "terminated", "valid", "versions"):
+            leaves[name] = getattr(part, name)
+        arrays |= {f"part-{i}.{name}": array.copy() for name, array in leaves.items()}
+    try:
+        safetensors.numpy.save_file(arrays, path)
+    except (OSError, safetensors.SafetensorError) as error:
+        print(f"{path} could not be written: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def find_run(run: str | Path) -> Path:
+    folder = Path(run)
+    if (folder / "config.toml").is_file():
+        return folder
+    parent = folder.parent
+    others = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    raise Refusal(
+        f"{folder} is no run folder (it has no config.toml), so there is nothing to load."
+        f"{nearest(folder.name, others)}"
+    )
