@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from tianji import Refusal, networks, register_algorithm, returns
 from tianji.algorithm import Decision, Fraction, Positive
@@ -53,14 +52,9 @@ class Reinforce:
 
 
 def make_modules(spec):
-    rng, modules = generator(spec.seed, "init"), {}
-    for name, outputs in (("policy", spec.env.action.n), ("value", 1)):
-        body, width = networks.body(spec.network, spec.env.observation["obs"])
-        head = nn.Linear(width, outputs)
-        networks.initialise(body, rng, 2**0.5)
-        networks.initialise(head, rng, 0.01)
-        modules[name] = nn.Sequential(body, head)
-    return modules
+    observation = spec.env.observation["obs"]
+    policy, value = networks.build(spec.network, observation, spec.env.action.n, 1)
+    return {"policy": policy, "value": value}
 
 
 class Policy:
@@ -95,7 +89,10 @@ class Trainer:
     def __init__(self, hyper, spec):
         self._hyper, self._device = hyper, spec.device
         self._over = distribution(spec.env.action)
-        self._modules = {name: m.to(spec.device) for name, m in make_modules(spec).items()}
+        self._modules, rng = make_modules(spec), generator(spec.seed, "init")
+        for module in self._modules.values():
+            networks.initialise(module, rng, 2**0.5, last=0.01)
+            module.to(spec.device)
         self._optimizer = Optimizer(self._modules, max_norm=0.5)
         self._params = Params(Policy(spec).shapes)
         self._losses = []

@@ -16,9 +16,8 @@ from tianji.types import leaf
 
 
 def module_and_params(network, observation, outputs=3):
-    body, width = networks.body(network, observation)
-    module = nn.Sequential(body, nn.Linear(width, outputs))
-    networks.initialise(module, np.random.default_rng(0), 1.4)
+    (module,) = networks.build(network, observation, outputs)
+    networks.initialise(module, np.random.default_rng(0), 1.4, last=1.0)
     for name, p in module.named_parameters():
         if "bias" in name:
             with torch.no_grad():
@@ -63,7 +62,7 @@ def test_convolutions_over_a_vector_are_refused_with_the_remedy():
 def test_our_tanh_has_the_value_and_gradient_of_torch():
     x = torch.linspace(-6, 6, 301, requires_grad=True)
     y = x.detach().clone().requires_grad_()
-    networks.Tanh()(x).square().sum().backward()
+    networks.tanh(x).square().sum().backward()
     torch.tanh(y).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-6)
 
@@ -71,7 +70,7 @@ def test_our_tanh_has_the_value_and_gradient_of_torch():
 def test_initialisation_is_orthogonal_and_repeats():
     first, second = nn.Linear(8, 5), nn.Linear(8, 5)
     for module in (first, second):
-        networks.initialise(module, np.random.default_rng(3), 2.0)
+        networks.initialise(module, np.random.default_rng(3), 1.0, last=2.0)
     assert torch.equal(first.weight, second.weight)
     torch.testing.assert_close(first.weight @ first.weight.T, 4.0 * torch.eye(5))
     assert (first.bias == 0).all()
@@ -129,7 +128,9 @@ def test_the_learner_scores_a_drawn_action_as_the_actor_did(action):
     params = {k: np.full(shape, -0.3, np.float32) for k, shape in over.shapes.items()}
     drawn, log_prob = over.sample(output, params, rng)
     tensors = {k: torch.from_numpy(v) for k, v in params.items()}
-    scored, entropy = over.evaluate(torch.from_numpy(output), tensors, torch.from_numpy(drawn))
+    logits, chosen = torch.from_numpy(output), torch.from_numpy(drawn)
+    scored, entropy = over.evaluate(logits, tensors, chosen, entropy=True)
+    assert over.evaluate(logits, tensors, chosen, entropy=False)[1] is None
     np.testing.assert_allclose(scored.numpy(), log_prob, rtol=1e-4, atol=1e-5)
     assert drawn.shape == (50, *action.leaf.shape)
     assert entropy.shape == (50,)
@@ -140,7 +141,8 @@ def test_drawn_actions_have_the_probabilities_of_the_logits():
     over = distribution(Discrete(3))
     drawn, _ = over.sample(logits, {}, np.random.default_rng(0))
     np.testing.assert_allclose(np.bincount(drawn) / 30_000, [0.2, 0.5, 0.3], atol=0.01)
-    entropy = over.evaluate(torch.from_numpy(logits[:1]), {}, torch.zeros(1, dtype=torch.long))[1]
+    first = torch.from_numpy(logits[:1])
+    entropy = over.evaluate(first, {}, torch.zeros(1, dtype=torch.long), entropy=True)[1]
     assert entropy.item() == pytest.approx(-sum(p * np.log(p) for p in (0.2, 0.5, 0.3)), abs=1e-5)
 
 

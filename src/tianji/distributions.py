@@ -31,9 +31,9 @@ class Distribution(Protocol):
     def greedy(self, output: Array) -> Array: ...
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The log-probability of each row's action, and each row's entropy."""
+        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """The log-probability of each row's action, and each row's entropy where asked for."""
 
 
 def _sample(logits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -46,10 +46,10 @@ def _sample(logits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     return action, shifted[np.arange(len(logits)), action] - np.log(total)
 
 
-def _evaluate(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+def _evaluate(logits: Tensor, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
     log_p = torch.log_softmax(logits, dim=-1)
     log_prob = log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-    return log_prob, -(log_p.exp() * log_p).sum(-1)
+    return log_prob, -(log_p.exp() * log_p).sum(-1) if entropy else None
 
 
 class Categorical:
@@ -66,9 +66,9 @@ class Categorical:
         return output.argmax(axis=1)  # type: ignore[no-any-return]
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return _evaluate(output, action)
+        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        return _evaluate(output, action, entropy)
 
 
 class MultiCategorical:
@@ -91,14 +91,15 @@ class MultiCategorical:
         return np.stack(choices, axis=1)
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         pairs = [
-            _evaluate(logits, action[..., i])
+            _evaluate(logits, action[..., i], entropy)
             for i, logits in enumerate(torch.split(output, self._nvec, dim=-1))
         ]
         log_prob = torch.stack([p for p, _ in pairs]).sum(0)
-        return log_prob, torch.stack([e for _, e in pairs]).sum(0)
+        entropies = [e for _, e in pairs if e is not None]
+        return log_prob, torch.stack(entropies).sum(0) if entropies else None
 
 
 class Gaussian:
@@ -120,13 +121,13 @@ class Gaussian:
         return output.copy()
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         log_std = params["log_std"]
         noise = (action - output) * torch.exp(-log_std)
         log_prob = (-0.5 * noise * noise - log_std - HALF_LOG_TAU).sum(-1)
-        entropy = (log_std + 0.5 + HALF_LOG_TAU).sum().expand_as(log_prob)
-        return log_prob, entropy
+        spread = (log_std + 0.5 + HALF_LOG_TAU).sum().expand_as(log_prob)
+        return log_prob, spread if entropy else None
 
 
 def distribution(action: Action) -> Distribution:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tianji.algorithm import Network
 from tianji.errors import Refusal
@@ -15,6 +17,8 @@ from tianji.types import Array, Leaf
 
 SMALLEST_PICTURE = 36
 """pixels a side that three convolutions need"""
+FEATURES = 512
+"""what convolutions give to the last layer"""
 
 
 class _NumpyTanh(torch.autograd.Function):
@@ -32,25 +36,24 @@ class _NumpyTanh(torch.autograd.Function):
         return torch.ops.aten.tanh_backward(gradient, y)  # type: ignore[no-any-return]
 
 
-class Tanh(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.dtype == torch.float32:
-            return _NumpyTanh.apply(x)  # type: ignore[no-any-return, no-untyped-call]
-        return torch.tanh(x)
+def tanh(x: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        return _NumpyTanh.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.tanh(x)
 
 
 BYTE = 1.0 / 255.0
 """uint8 observations become 0..1 where a network takes them in; floats stay as they are"""
 
 
-class Floats(nn.Module):
-    """Any numbers to float32, uint8 in 0..1."""
+def floats(x: Tensor) -> Tensor:
+    """Any numbers as float32, uint8 in 0..1."""
+    if x.dtype == torch.float32:
+        return x
+    return x.to(torch.float32) * BYTE if x.dtype == torch.uint8 else x.to(torch.float32)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(torch.float32) * BYTE if x.dtype == torch.uint8 else x.to(torch.float32)
 
-
-class Picture(Floats):
+class Picture(nn.Module):
     """Pictures, channels first or last, to float32 [B, C, H, W]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -61,10 +64,7 @@ class Picture(Floats):
     def forward(self, x: Tensor) -> Tensor:
         if self.last:
             x = x.permute(0, 3, 1, 2)
-        return super().forward(x)
-
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
+        return floats(x)
 
 
 def kind(network: Network, observation: Leaf) -> str:
@@ -80,38 +80,53 @@ def kind(network: Network, observation: Leaf) -> str:
     return network.kind
 
 
-def body(network: Network, observation: Leaf) -> tuple[nn.Sequential, int]:
-    """Everything before the heads, and the width of what it gives."""
-    layers: list[nn.Module] = []
-    activation = _ACTIVATIONS[network.activation]
-    if kind(network, observation) == "cnn":
-        picture = Picture(observation.shape)
-        convolutions = nn.Sequential(
-            picture,
-            nn.Conv2d(picture.channels, 32, 8, 4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, 2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, 1),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        with torch.no_grad():
-            width = convolutions(torch.zeros(1, *observation.shape)).shape[1]
-        return nn.Sequential(*convolutions, nn.Linear(width, 512), nn.ReLU()), 512
-    width = int(np.prod(observation.shape))
-    if observation.dtype != np.float32:
-        layers.append(Floats())
-    if len(observation.shape) != 1:
-        layers.append(nn.Flatten())
-    for hidden in network.hidden:
-        layers += [nn.Linear(width, hidden), activation()]
-        width = hidden
-    return nn.Sequential(*layers), width
+class MLP(nn.Module):
+    """A multi-layer perceptron, any observation to `outputs` numbers. One call for all layers: for
+    small networks, a call of a module costs as much as its work."""
+
+    def __init__(self, network: Network, observation: Leaf, outputs: int) -> None:
+        super().__init__()
+        widths = [int(np.prod(observation.shape)), *network.hidden, outputs]
+        self._order = tuple(nn.Linear(n, m) for n, m in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(self._order)
+        self._activation = tanh if network.activation == "tanh" else torch.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = floats(x).flatten(1)
+        for layer in self._order[:-1]:
+            x = self._activation(functional.linear(x, layer.weight, layer.bias))
+        return functional.linear(x, self._order[-1].weight, self._order[-1].bias)
 
 
-def initialise(module: nn.Module, rng: np.random.Generator, gain: float) -> None:
-    """Orthogonal weights of this gain and zero biases, from the caller's generator."""
+def convolutions(observation: Leaf) -> nn.Sequential:
+    """Pictures to 512 features, as in Mnih et al. 2015."""
+    picture = Picture(observation.shape)
+    layers = nn.Sequential(
+        picture,
+        nn.Conv2d(picture.channels, 32, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 4, 2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    with torch.no_grad():
+        width = layers(torch.zeros(1, *observation.shape)).shape[1]
+    return nn.Sequential(*layers, nn.Linear(width, FEATURES), nn.ReLU())
+
+
+def build(network: Network, observation: Leaf, *outputs: int) -> list[nn.Module]:
+    """A network for each number of outputs; those for pictures share their convolutions."""
+    if kind(network, observation) == "mlp":
+        return [MLP(network, observation, n) for n in outputs]
+    body = convolutions(observation)
+    return [nn.Sequential(body, nn.Linear(FEATURES, n)) for n in outputs]
+
+
+def initialise(module: nn.Module, rng: np.random.Generator, gain: float, last: float) -> None:
+    """Orthogonal weights of this gain, and `last` for the last layer; zero biases."""
+    weights = [p for p in module.parameters() if p.ndim >= 2]
     for parameter in module.parameters():
         if parameter.ndim < 2:
             nn.init.zeros_(parameter)
@@ -119,10 +134,10 @@ def initialise(module: nn.Module, rng: np.random.Generator, gain: float) -> None
         rows, columns = parameter.shape[0], parameter[0].numel()
         normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
         q, r = np.linalg.qr(normal)
-        q *= np.sign(np.diag(r))
+        q *= np.sign(np.diag(r)) * (last if parameter is weights[-1] else gain)
         q = q if rows >= columns else q.T
         with torch.no_grad():
-            parameter.copy_(torch.from_numpy(gain * q).reshape(parameter.shape))
+            parameter.copy_(torch.from_numpy(q).reshape(parameter.shape))
 
 
 class Inference(Protocol):

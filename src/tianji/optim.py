@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tianji.role import State
-from tianji.types import Leaves
+from tianji.types import Array, Leaves
 
 
 class Flat:
@@ -38,6 +38,10 @@ class Flat:
     def arrays(self) -> Leaves:
         """The parameters by name, as arrays; views on a CPU."""
         return {name: p.detach().cpu().numpy() for name, p in self.names.items()}
+
+    def array(self) -> Array:
+        """All parameters in one array; a view on a CPU."""
+        return self.data.detach().cpu().numpy()
 
     def copies(self) -> Leaves:
         return {name: array.copy() for name, array in self.arrays().items()}

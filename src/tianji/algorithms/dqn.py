@@ -114,15 +114,17 @@ class DQN:
         return self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
 
 
-def _module(hyper: DQN, spec: Spec) -> nn.Sequential:
+def _module(hyper: DQN, spec: Spec) -> nn.Module:
     """Values of the n actions; dueling: their advantages and the state's value, n + 1 outputs."""
     assert isinstance(spec.env.action, Discrete)
-    body, width = networks.body(spec.network, spec.env.observation["obs"])
-    head = nn.Linear(width, spec.env.action.n + hyper.dueling)
-    rng = generator(spec.seed, "init")
-    networks.initialise(body, rng, 2**0.5)
-    networks.initialise(head, rng, 1.0)
-    return nn.Sequential(body, head)
+    outputs = spec.env.action.n + hyper.dueling
+    (module,) = networks.build(spec.network, spec.env.observation["obs"], outputs)
+    return module
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """What a snapshot holds: the parameters in their order, then epsilon."""
+    return networks.shapes({"q": module}) | {"epsilon": ()}
 
 
 class Policy:
@@ -137,7 +139,7 @@ class Policy:
         self._network = networks.inference(spec.network, observation, module, "q")
         self._actions = spec.env.action.n
         self._epsilon = 1.0
-        self.shapes = networks.shapes({"q": module}) | {"epsilon": ()}
+        self.shapes = _shapes(module)
 
     def initial(self, B: int) -> Leaves:
         return {}
@@ -161,11 +163,13 @@ class Trainer:
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
         self._hyper, self._device = hyper, spec.device
-        self._online = _module(hyper, spec).to(spec.device)
+        self._online = _module(hyper, spec)
+        networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
+        self._online.to(spec.device)
         self._target = copy.deepcopy(self._online)
         self._optimizer = Optimizer({"q": self._online}, hyper.max_grad_norm)
         self._target_flat = Flat({"target": self._target})
-        self._params = Params(Policy(hyper, spec).shapes)
+        self._params = Params(_shapes(self._online))
         self._updates = 0
         self._part: Rollout | None = None
         self._error: Callable[[Tensor, Tensor], Tensor] = (
@@ -188,8 +192,7 @@ class Trainer:
         }
 
     def params(self, version: int) -> Params:
-        for name, array in self._optimizer.flat.arrays().items():
-            np.copyto(self._params[name], array)
+        np.copyto(self._params.flat[:-1], self._optimizer.flat.array())
         self._params["epsilon"][...] = self._hyper.epsilon(version)
         return self._params
 

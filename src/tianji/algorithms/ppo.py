@@ -30,6 +30,8 @@ from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import Fresh
 from tianji.types import GAP, Array, Layout, Leaves, Params, Rollout, leaf
 
+Shapes = dict[str, tuple[int, ...]]
+
 FAR = 10.0
 """normalised observations and rewards are cut at this many standard deviations"""
 
@@ -108,17 +110,19 @@ class PPO:
 
 
 def _modules(spec: Spec, over: Distribution) -> dict[str, nn.Module]:
-    """The policy network and the value network; for pictures they share the convolutions."""
+    """The policy network and the value network."""
     observation = spec.env.observation["obs"]
-    policy, width = networks.body(spec.network, observation)
-    value, _ = networks.body(spec.network, observation)
-    rng = generator(spec.seed, "init")
-    heads = nn.Linear(width, over.width), nn.Linear(width, 1)
-    for module, gain in ((policy, 2**0.5), (value, 2**0.5), (heads[0], 0.01), (heads[1], 1.0)):
-        networks.initialise(module, rng, gain)
-    if networks.kind(spec.network, observation) == "cnn":
-        value = policy
-    return {"policy": nn.Sequential(policy, heads[0]), "value": nn.Sequential(value, heads[1])}
+    policy, value = networks.build(spec.network, observation, over.width, 1)
+    return {"policy": policy, "value": value}
+
+
+def _shapes(hyper: PPO, spec: Spec, policy: nn.Module, over: Distribution) -> Shapes:
+    """What a snapshot holds."""
+    shapes = networks.shapes({"policy": policy}) | over.shapes
+    if hyper.normalise_observation:
+        shape = spec.env.observation["obs"].shape
+        shapes |= {"obs.mean": shape, "obs.scale": shape}
+    return shapes
 
 
 class Policy:
@@ -132,9 +136,7 @@ class Policy:
         module = _modules(spec, self._over)["policy"]
         self._network = networks.inference(spec.network, observation, module, "policy")
         self._normalise = hyper.normalise_observation
-        self.shapes = networks.shapes({"policy": module}) | self._over.shapes
-        if self._normalise:
-            self.shapes |= {"obs.mean": observation.shape, "obs.scale": observation.shape}
+        self.shapes = _shapes(hyper, spec, module, self._over)
         self._params: Mapping[str, Array] = {}
 
     def initial(self, B: int) -> Leaves:
@@ -166,6 +168,9 @@ class Trainer:
         self._hyper, self._spec = hyper, spec
         self._over = distribution(spec.env.action)
         modules = _modules(spec, self._over)
+        rng = generator(spec.seed, "init")
+        networks.initialise(modules["policy"], rng, 2**0.5, last=0.01)
+        networks.initialise(modules["value"], rng, 2**0.5, last=1.0)
         self._extra: dict[str, Tensor] = {}
         if self._over.shapes:
             start = torch.full(self._over.shapes["log_std"], hyper.log_std, device=spec.device)
@@ -184,7 +189,7 @@ class Trainer:
         self._return = Moments(())
         self._running = np.zeros((spec.actors, spec.envs), np.float32)
         """discounted return so far, of each env"""
-        self._params = Params(Policy(hyper, spec).shapes)
+        self._params = Params(_shapes(hyper, spec, self._policy, self._over))
         self._parts: list[dict[str, Tensor]] = []
         self._seen: list[Array] = []
 
@@ -310,7 +315,9 @@ class Trainer:
 
     def _loss(self, batch: dict[str, Tensor], tell: bool) -> tuple[Tensor, list[Tensor]]:
         hyper, obs, advantage = self._hyper, batch["obs"], batch["advantage"]
-        log_prob, entropy = self._over.evaluate(self._policy(obs), self._extra, batch["action"])
+        log_prob, entropy = self._over.evaluate(
+            self._policy(obs), self._extra, batch["action"], tell or hyper.entropy_coef > 0
+        )
         log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - hyper.clip, 1 + hyper.clip)
@@ -322,9 +329,9 @@ class Trainer:
             value_loss = torch.maximum(value_loss, (batch["value"] + near - target).square())
         value_loss = value_loss.mean()
         loss = policy_loss + hyper.value_coef * value_loss
-        if hyper.entropy_coef > 0:
+        if entropy is not None:
             loss = loss - hyper.entropy_coef * entropy.mean()
-        if not tell:
+        if entropy is None or not tell:
             return loss, []
         with torch.no_grad():
             kl = (ratio - 1 - log_ratio).mean()
