@@ -33,9 +33,9 @@ def main() -> None:
         rows.append((
             name, f"{reached} of {len(mine)}",
             *(" ".join(f"{r[key]:,.{digits}f}" for r in mine)
-              for key, digits in (("return_mean", 1), ("steps", 0), ("total_s", 1), ("cpu_s", 1))),
+              for key, digits in (("return_mean", 1), ("steps", 0), ("total_s", 1))),
         ))  # fmt: skip
-    print(table(("config", "reached", "return", "steps", "wall s", "cpu s"), rows))
+    print(table(("config", "reached", "return", "steps", "wall s"), rows))
     print(save("shipped", {"runs": results, "jobs": arguments.jobs}))
     if not all(r["reached"] for r in results):
         sys.exit("a shipped config missed what its header promises")
@@ -49,7 +49,7 @@ def once(name: str, seed: int, folder: Path) -> dict[str, object]:
     ]  # fmt: skip
     result = run_json(argv, {"OMP_NUM_THREADS": "1"}, timeout=3600)
     mean = np.nan if result["return_mean"] is None else result["return_mean"]
-    kept = {key: result[key] for key in ("steps", "updates", "total_s", "cpu_s", "stop_reason")}
+    kept = {key: result[key] for key in ("steps", "updates", "total_s", "stop_reason")}
     reached = result["stop_reason"].startswith("return")
     print(f"{name} seed {seed}: {result['stop_reason']}, {result['total_s']:.1f} s", flush=True)
     return {"config": name, "seed": seed, "reached": reached, "return_mean": mean, **kept}

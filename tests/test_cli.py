@@ -3,6 +3,9 @@
 import contextlib
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 from tianji.__main__ import main
+from tianji.folder import locked
 
 SMALL = [
     "ppo_cartpole", "algorithm.epochs=1", "network.hidden=[8]", "scale.envs_per_actor=4",
@@ -48,6 +52,71 @@ def test_json_is_the_last_line_of_stdout_and_has_every_key(run):
     assert set(result["staleness"]) == {"mean", "p95", "max"}
     assert 0 < result["start_s"] < result["wall_s"]
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_overrides_may_stand_behind_options(tmp_path, capsys):
+    argv = ["train", *SMALL, "--runs", str(tmp_path), "seed=9", "--name", "late", "stop.updates=1"]
+    assert main([*argv, "--json"]) == 0
+    config = (tmp_path / "late" / "config.toml").read_text()
+    assert "seed = 9" in config
+    assert "updates = 1" in config
+    with pytest.raises(SystemExit):
+        main([*argv, "--nonsense"])
+
+
+def test_no_command_shows_the_help(capsys):
+    assert main([]) == 2
+    assert "tianji train ppo_cartpole" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "/abs", "a/b", "-x", "new\nline"])
+def test_a_name_that_is_no_folder_name_is_refused(name, tmp_path, capsys):
+    assert main(["train", *SMALL, "--runs", str(tmp_path / "r"), f"--name={name}"]) == 2
+    assert "--name" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_run_has_one_writer(tmp_path, capsys):
+    process = started(tmp_path)
+    assert main(["resume", str(tmp_path / "run"), "stop.updates=9"]) == 2
+    told = capsys.readouterr().err
+    assert "another process" in told or "no checkpoint" in told.lower()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    with locked(tmp_path / "run"):
+        assert main(["resume", str(tmp_path / "run"), "stop.updates=2000000"]) == 2
+    assert "another process" in capsys.readouterr().err
+
+
+def test_a_resumed_run_remembers_what_it_was_told(run, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run[0], copy, symlinks=True)
+    assert main(["resume", str(copy), "stop.updates=5", "--json"]) == 0
+    assert "updates = 5" in (copy / "config.toml").read_text()
+    capsys.readouterr()
+    assert main(["resume", str(copy)]) == 2
+    hint = re.search(r"`tianji (resume [^`]*)`", capsys.readouterr().err).group(1)
+    assert main(shlex.split(hint)) == 0, "the remedy that is named must work"
+
+
+def test_a_moved_end_of_a_schedule_is_not_called_exact(tmp_path, capsys):
+    argv = ["train", *SMALL, "algorithm.schedule=linear", "--runs", str(tmp_path), "--name", "l"]
+    assert main(argv) == 0
+    assert main(["resume", str(tmp_path / "l"), "stop.updates=6", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["resumed"] == "inexact: the schedule's end was moved"
+
+
+def test_a_closed_or_full_stdout_ends_without_a_traceback(tmp_path):
+    for redirect, codes in ((">&-", (0,)), (">/dev/full", (0, 1))):
+        words = shlex.join(
+            [sys.executable, "-m", "tianji", "train", *SMALL, "--runs", str(tmp_path)]
+        )
+        done = subprocess.run(
+            f"{words} {redirect}", shell=True, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode in codes, done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_without_json_the_result_and_the_run_folder_are_told(tmp_path):
@@ -242,8 +311,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
 
 def damage(run, tmp_path, change):
     """A copy of the run whose newest checkpoint's trainer arrays are changed."""
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(run[0], copy, symlinks=True)
     file = next((copy / "checkpoints").glob("step_*/trainer.safetensors"))

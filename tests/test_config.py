@@ -40,6 +40,21 @@ def test_overrides_win_over_the_file_and_know_it():
     assert origin["algorithm.clip"] == "default"
 
 
+def test_an_override_inside_a_table_knows_where_it_came_from():
+    c = config("env.kwargs.max_episode_steps=9")
+    assert c.env.kwargs == {"max_episode_steps": 9}
+    assert {key: where for key, _, where, _ in c.rows()}["env.kwargs"] == "command line"
+
+
+def test_whole_numbers_may_be_written_as_floats():
+    assert config("stop.steps=1e6").stop.steps == 1_000_000
+    assert isinstance(config("stop.steps=1e6").stop.steps, int)
+
+
+def test_one_override_may_be_a_text():
+    assert load_config(BASE, "seed=4").seed == 4
+
+
 def test_a_word_needs_no_quotes_on_the_command_line():
     assert config("network.activation=relu").network.activation == "relu"
     assert config("env.id=Acrobot-v1").env.id == "Acrobot-v1"
@@ -75,6 +90,10 @@ def test_every_key_has_a_meaning():
         ("scale.engine=loca", ["scale.engine", "serial"]),
         ("scale.learners=2", ["scale.learners = 2"]),
         ("env=3", ["env = 3", "[env]"]),
+        ("algorithm.learning_rate=inf", ["more than 0"]),
+        ("stop.return=nan", ["not a number"]),
+        ("scale.groups=2", ["1 in this version"]),
+        ("env.imports=foo", ['["a", "b"]']),
         ("scale.cores=4096", ["4096", "cores"]),
         ("nonsense", ["key=value"]),
         ("env.imports=[\"no_such_module_here\"]", ["no_such_module_here", "PYTHONPATH"]),

@@ -27,7 +27,7 @@ def module_and_params(network, observation, outputs=3):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("shape", [(4,), (3, 5)])
+@pytest.mark.parametrize("shape", [(), (4,), (3, 5)])
 @pytest.mark.parametrize("B", [1, 7, 64])
 def test_numpy_inference_equals_torch_to_1e_5(activation, shape, B):
     network = Network(hidden=(32, 16), activation=activation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +24,13 @@ EXITS = """exit codes:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
+    arguments = _parse(argv)
     _use_one_thread()
     from tianji.errors import Failure, Refusal
 
+    if not hasattr(arguments, "command"):
+        parser().print_help()
+        return 2
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
@@ -40,6 +44,20 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:  # of the terminal or the disk: nothing that a traceback would explain
+        return _ended(arguments, "failed", error, 1)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    """Overrides may also stand behind options, where argparse alone would not take them."""
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    misplaced = [word for word in rest if word.startswith("-") or "=" not in word]
+    if rest and (misplaced or not hasattr(arguments, "overrides")):
+        top.error(f"unrecognized arguments: {' '.join(misplaced or rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     top.add_argument("--version", action=_Version, help="print the version and end")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=False)
 
     def add(
         name: str, command: Callable[[argparse.Namespace], int], about: str, more: str = ""
@@ -102,14 +120,14 @@ def parser() -> argparse.ArgumentParser:
     evaluate = add("eval", _eval, "play whole episodes greedily and report their returns")
     evaluate.add_argument("run", metavar="RUN", help="a run folder")
     evaluate.add_argument("--episodes", type=_count, default=10, help="how many (default: 10)")
-    evaluate.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+    evaluate.add_argument("--seed", type=_whole, default=0, help="of the episodes (default: 0)")
     _add_checkpoint(evaluate)
     evaluate.add_argument("--json", action="store_true", help="print one JSON object")
 
     play = add("play", _play, "show one episode: in a window, or as a GIF or MP4")
     play.add_argument("run", metavar="RUN", help="a run folder")
     play.add_argument("--video", metavar="FILE", type=Path, help="write FILE, .gif or .mp4")
-    play.add_argument("--seed", type=int, default=0, help="of the episode (default: 0)")
+    play.add_argument("--seed", type=_whole, default=0, help="of the episode (default: 0)")
     _add_checkpoint(play)
 
     show = add("show", _show, "print the resolved config: each key, its value, origin, meaning")
@@ -158,6 +176,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+    return int(text)
+
+
 def _train(arguments: argparse.Namespace) -> int:
     return _run(
         arguments,
@@ -190,10 +214,11 @@ def _use_one_thread() -> None:
 
 def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int:
     from tianji.machine import process_age
-    from tianji.view.terminal import choose_view
+    from tianji.view.terminal import SilentView, choose_view
 
     # With --json, stdout is for the one object: the view goes to stderr.
-    view = choose_view(sys.stderr if arguments.json else sys.stdout, arguments.plain)
+    stream = sys.stderr if arguments.json else sys.stdout
+    view = choose_view(stream, arguments.plain) if stream is not None else SilentView()
     result = go(view, process_age)
     if arguments.json:
         print(json.dumps(result.tree()))
@@ -214,7 +239,8 @@ def _told(result: Result) -> list[str]:
     lines = [
         f"{words[result.status]}: {result.stop_reason}",
         f"  return      {mean}",
-        f"  steps       {human(result.steps)} in {result.updates} updates, {result.wall_s:.1f} s",
+        f"  steps       {human(result.steps)} in {result.updates} updates",
+        f"  time        {result.wall_s:.1f} s, of which {result.start_s:.1f} s to the first step",
         f"  steps/s     {human(result.steps_per_s['received'])} received, "
         f"{human(result.steps_per_s['consumed'])} consumed",
         f"  run folder  {result.run_dir}",
@@ -222,10 +248,13 @@ def _told(result: Result) -> list[str]:
     if result.resumed:
         lines.append(f"  resumed     {result.resumed}")
     lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in result.notes.items()]
-    if result.status == "done":
-        lines.append(f"next: tianji eval {result.run_dir}")
+    run = shlex.quote(result.run_dir)
+    if not Path(result.run_dir, "checkpoints", "latest").exists():
+        lines.append("nothing was saved: there is no checkpoint to go on from")
+    elif result.status == "done":
+        lines.append(f"next: tianji eval {run}")
     else:
-        lines.append(f"go on with: tianji resume {result.run_dir}")
+        lines.append(f"go on with: tianji resume {run}")
     return lines
 
 
@@ -307,7 +336,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _ended(arguments: argparse.Namespace, status: str, error: Exception, code: int) -> int:
     print(f"{status}: {error}", file=sys.stderr)
-    if arguments.json:
+    if getattr(arguments, "json", False):
         print(json.dumps({"status": status, "error": type(error).__name__, "message": str(error)}))
     return code
 

@@ -26,9 +26,15 @@ class Bound:
     """True: more than `low`, not equal to it"""
 
     def holds(self, value: float) -> bool:
-        return (value > self.low if self.above else value >= self.low) and value <= self.high
+        return (
+            math.isfinite(value)
+            and (value > self.low if self.above else value >= self.low)
+            and value <= self.high
+        )
 
     def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.low:g} in this version"
         low = f"more than {self.low:g}" if self.above else f"at least {self.low:g}"
         return low if math.isinf(self.high) else f"{low} and at most {self.high:g}"
 

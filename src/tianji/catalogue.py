@@ -15,7 +15,7 @@ from tianji.relax import PRESETS
 
 FAMILIES: tuple[tuple[str, str, str | None, str], ...] = (
     ("classic control", "CartPole-v1, Acrobot-v1, Pendulum-v1, MountainCar-v0", None, "gymnasium"),
-    ("toy text", "FrozenLake-v1, Taxi-v3, CliffWalking-v1", None, "gymnasium"),
+    ("toy text", "FrozenLake-v1, CliffWalking-v1, Blackjack-v1", None, "gymnasium"),
     ("box2d", "LunarLander-v3, BipedalWalker-v3, CarRacing-v3", "box2d", "Box2D"),
     ("any registered Gymnasium id", "env.imports names the module that registers it", None,
      "gymnasium"),

@@ -43,13 +43,13 @@ class ScaleConfig:
     """what runs the roles; serial: all in this process, bit for bit repeatable"""
     relax: Literal["sync", "one_step"] = "sync"
     """how far acting and learning may run apart: a preset, see `tianji list`"""
-    actors: Count = 1
+    actors: Annotated[int, Bound(1, 10_000)] = 1
     """actors, each with envs of its own"""
     learners: Annotated[int, Bound(1, 1)] = 1
     """learners of a group"""
     groups: Annotated[int, Bound(1, 1)] = 1
     """groups of actors, buffer and learners"""
-    envs_per_actor: Count = 8
+    envs_per_actor: Annotated[int, Bound(1, 1_000_000)] = 8
     """envs that an actor steps together"""
     rollout_length: Count = 32
     """steps of each env in a rollout"""
@@ -156,9 +156,12 @@ IDENTITY = ("env", "algorithm", "network", "scale")
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), name: str | None = None
+    source: str | Path | Mapping[str, Any],
+    overrides: str | Sequence[str] = (),
+    name: str | None = None,
 ) -> Config:
     """A config from a file, the name of a shipped one, or a mapping; overrides are "key=value"."""
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     if isinstance(source, Mapping):
         tree, origin, name = dict(source), "given", name or "run"
     else:
@@ -171,7 +174,7 @@ def load_config(
     origins = dict.fromkeys(_leaf_keys(tree), origin)
     for override in overrides:
         key = _override(tree, override)
-        origins[key] = "command line"
+        origins[".".join(key.split(".")[:2])] = "command line"
     return _resolve(tree, origins, name)
 
 
@@ -292,7 +295,11 @@ def _convert(key: str, kind: Any, value: Any) -> Any:
     if origin is tuple:
         inner = typing.get_args(kind)[0]
         if not isinstance(value, list | tuple):
-            raise _wrong(key, value, "a list, such as [64, 64]")
+            raise _wrong(
+                key,
+                value,
+                'a list, such as ["a", "b"]' if inner is str else "a list, such as [64, 64]",
+            )
         return tuple(_convert(f"{key}[{i}]", inner, item) for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
@@ -300,6 +307,10 @@ def _convert(key: str, kind: Any, value: Any) -> Any:
         return dict(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is float and value != value:
+        raise Refusal(f"{key} = {value!r} is not a number, so nothing could be compared with it.")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         words_for = {int: "a whole number", float: "a number", str: "a text in quotes"}
         raise _wrong(key, value, words_for.get(kind, "true or false"))

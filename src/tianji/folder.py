@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
+import re
+import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +27,23 @@ def run_folder(runs: Path, name: str | None, config: Config) -> Path:
     if name is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         return runs / f"{config.name}-{now}-s{config.seed}"
+    if not re.fullmatch(r"[\w][\w .+=@-]*", name):
+        raise Refusal(
+            f"--name {name!r} cannot name a folder in {runs}. Use letters, digits, spaces and "
+            f"_ . + = @ -, and begin with a letter or a digit; --runs says where it is made."
+        )
     folder = runs / name
     if folder.exists():
         raise Refusal(
             f"{folder} exists already, and a run never writes into another's folder. Choose "
-            f"another --name, or go on with it: `tianji resume {folder}`."
+            f"another --name, or go on with it: `tianji resume {shlex.quote(str(folder))}`."
         )
     return folder
 
 
 def make_folder(folder: Path, named: bool, config: Config) -> Path:
     """Make the run folder; one whose name was not asked for gets a number where it is taken."""
-    resolved = "# The resolved config of this run: every key with its value.\n"
-    resolved += tomli_w.dumps(config.tree())
+    resolved = _resolved(config)
     about = json.dumps(manifest(config.seed, config.identity()), indent=2) + "\n"
     made, base, n = False, folder, 1
     try:
@@ -58,6 +66,44 @@ def make_folder(folder: Path, named: bool, config: Config) -> Path:
             f"Choose another place with --runs."
         ) from error
     return folder
+
+
+def _resolved(config: Config) -> str:
+    return "# The resolved config of this run: every key with its value.\n" + tomli_w.dumps(
+        config.tree()
+    )
+
+
+def rewrite_config(folder: Path, config: Config) -> None:
+    """Keep what a resumed run was told anew, so that resuming it again needs no word of it."""
+    new = folder / "config.toml.new"
+    try:
+        new.write_text(_resolved(config))
+        new.replace(folder / "config.toml")
+    except OSError as error:
+        print(f"{folder}/config.toml keeps its old content: {error.strerror}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only process that writes into a run folder; it ends with the process at the latest."""
+    path = folder / "lock"
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise Refusal(
+            f"{folder} cannot be written to ({error.strerror}), so nothing of the run could be "
+            f"kept. Copy it to a place where you may write."
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Refusal(
+                f"another process is writing into {folder}; two would spoil each other's records "
+                f"and checkpoints. Wait for it or stop it first."
+            ) from error
+        yield
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -92,7 +138,9 @@ def find_run(run: str | Path) -> Path:
     if (folder / "config.toml").is_file():
         return folder
     parent = folder.parent
-    others = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    others = (
+        [p.name for p in parent.iterdir() if p.is_dir() and p != folder] if parent.is_dir() else []
+    )
     raise Refusal(
         f"{folder} is no run folder (it has no config.toml), so there is nothing to load."
         f"{nearest(folder.name, others)}"

@@ -92,7 +92,7 @@ class MLP(nn.Module):
         self._activation = tanh if network.activation == "tanh" else torch.relu
 
     def forward(self, x: Tensor) -> Tensor:
-        x = floats(x).flatten(1)
+        x = floats(x).reshape(len(x), -1)
         for layer in self._order[:-1]:
             x = self._activation(functional.linear(x, layer.weight, layer.bias))
         return functional.linear(x, self._order[-1].weight, self._order[-1].bias)

@@ -15,12 +15,12 @@ class Relaxation:
 
 
 def sync() -> Relaxation:
-    """Acting and learning alternate: every rollout is made by the newest version (staleness 0)."""
+    """Acting and learning alternate: staleness 0, replay aside."""
     return Relaxation(lead=0)
 
 
 def one_step() -> Relaxation:
-    """Rollouts for the next update are made while this one is computed (staleness at most 1)."""
+    """Rollouts for the next update are made during this one: staleness at most 1, replay aside."""
     return Relaxation(lead=1)
 
 

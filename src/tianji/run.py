@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
 import time
@@ -21,7 +22,15 @@ from tianji.config import IDENTITY, SECTIONS, Config, load_config
 from tianji.driver import Serial
 from tianji.errors import Failure, Refusal
 from tianji.evaluator import EVALUATED
-from tianji.folder import find_run, make_folder, run_folder, save_batch, write_json
+from tianji.folder import (
+    find_run,
+    locked,
+    make_folder,
+    rewrite_config,
+    run_folder,
+    save_batch,
+    write_json,
+)
 from tianji.learner import UPDATE, NonFinite
 from tianji.record import WINDOW, Recorder
 from tianji.role import State
@@ -70,7 +79,7 @@ class Result:
 
 def train(
     config: str | Path | Mapping[str, Any] | Config,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     *,
     name: str | None = None,
     runs: str | Path = "runs",
@@ -85,14 +94,15 @@ def train(
     resolved = config if isinstance(config, Config) else load_config(config, overrides)
     folder = run_folder(Path(runs), name, resolved)
     prepare_torch(resolved)
-    built = build(resolved)
+    built = _build(resolved)
     folder = make_folder(folder, name is not None, resolved)
-    return _Run(resolved, folder, built, view or SilentView(), age).go()
+    with locked(folder):
+        return _Run(resolved, folder, built, view or SilentView(), age).go()
 
 
 def resume(
     run: str | Path,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     *,
     checkpoint: str = "latest",
     view: View | None = None,
@@ -101,6 +111,7 @@ def resume(
     """Go on with a run from its checkpoint; overrides may change when it ends and what it keeps."""
     age = age or _since_now()
     folder = find_run(run)
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     for override in overrides:
         section = override.partition("=")[0].split(".")[0]
         if section in IDENTITY or section == "seed":
@@ -114,10 +125,21 @@ def resume(
     loaded = Checkpoints(folder / "checkpoints", config.checkpoint.keep, config.identity()).load(
         checkpoint
     )
-    built = build(config)
-    going_on = _Run(config, folder, built, view or SilentView(), age)
-    going_on.restore(loaded.parts)
-    return going_on.go()
+    with locked(folder):
+        going_on = _Run(config, folder, _build(config), view or SilentView(), age)
+        going_on.restore(loaded.parts)
+        rewrite_config(folder, config)
+        return going_on.go()
+
+
+def _build(config: Config) -> Built:
+    try:
+        return build(config)
+    except MemoryError as error:
+        raise Refusal(
+            f"the run does not fit in memory: {error}. Lower scale.envs_per_actor, "
+            f"scale.rollout_length, algorithm.capacity or network.hidden."
+        ) from error
 
 
 def prepare_torch(config: Config) -> None:
@@ -186,14 +208,23 @@ class _Run:
         self._evaluated = run["evaluated"]
         why = ["store not saved"] if "store" not in parts else []
         why += ["envs reset"] if reset else []
+        end = [built.spec.updates, built.spec.steps]
+        if run["end"] != end and getattr(self._config.algorithm, "uses_end", False):
+            why.append("the schedule's end was moved")
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
         if reason := self._stop.due(self._counts()):
-            later = f"stop.steps={self._steps * 2}"
-            if reason.startswith("return"):
-                later = f"stop.return=inf {later}"
+            counts = self._counts()
+            reached = [name for name, limit in self._limits.items() if counts[name] >= limit]
+            later = [
+                "stop.return=inf" if name == "return" else f"stop.{name}={2 * counts[name]:.0f}"
+                for name in reached
+            ]
+            if set(reached) == set(self._limits) == {"return"}:
+                later.append(f"stop.steps={2 * self._steps}")
+            words = shlex.join(["tianji", "resume", str(self._folder), *later])
             raise Refusal(
                 f"{self._folder} has already ended: {reason}. Give it a later end, such as "
-                f"`tianji resume {self._folder} {later}`."
+                f"`{words}`."
             )
 
     def go(self) -> Result:
@@ -306,6 +337,7 @@ class _Run:
             "actors": actors,
             "recorder": self._recorder.state(),
             "at": self._driver.at,
+            "end": [built.spec.updates, built.spec.steps],
             "evaluated": self._evaluated,
         }
         score = self._evaluated if built.evaluator else self._recorder.return_mean
@@ -352,6 +384,7 @@ class _Run:
                 self._recorder.event(f"the batch is saved in {path}")
         elif isinstance(error, Failure) and self._built.learner.between_batches:
             self._save(store=False)
+        self._recorder.event(f"failed; the log is {self._folder / 'log.txt'}")
 
     def _util(self) -> dict[str, float]:
         """Shares of the time since the last call, by role and kind of work; they add up to 1."""

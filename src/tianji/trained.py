@@ -82,9 +82,9 @@ class Trained:
         os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
         try:
             evaluation = Evaluation(env, self._policy, 1, seed)
-            pictures = [env.render()]
+            pictures = [_picture(env)]
             while (result := evaluation.step()) is None and len(pictures) < MOST_FRAMES:
-                pictures.append(env.render())
+                pictures.append(_picture(env))
             return pictures, float(result["return"][0]) if result is not None else float("nan")
         finally:
             env.close()
@@ -112,6 +112,16 @@ def load(run: str | Path, checkpoint: str = "latest") -> Trained:
     return Trained(folder, config, spec, policy, state["version"])
 
 
+def _picture(env: Env) -> Array:
+    picture = env.render()
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.dtype != np.uint8:
+        raise Refusal(
+            f"{env.spec.id} cannot be shown: render() gave {type(picture).__name__}, no picture. "
+            f"Let it return an array [H, W, 3] of uint8."
+        )
+    return picture
+
+
 def write_video(path: Path, frames: list[Array], fps: int = 30) -> None:
     """A GIF or an MP4, by the file's ending."""
     if path.suffix not in (".gif", ".mp4"):
@@ -123,12 +133,14 @@ def write_video(path: Path, frames: list[Array], fps: int = 30) -> None:
             "writing a video needs imageio, which is not installed. "
             "Run: pip install 'tianji[video]'"
         ) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".gif":
-        imageio.imwrite(path, frames, duration=1000 / fps, loop=0)
-        return
-    even = [frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2] for frame in frames]
-    imageio.imwrite(path, even, fps=fps, codec="libx264", macro_block_size=1)
+    try:
+        if path.suffix == ".gif":
+            imageio.imwrite(path, frames, duration=1000 / fps, loop=0)
+            return
+        even = [frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2] for frame in frames]
+        imageio.imwrite(path, even, fps=fps, codec="libx264", macro_block_size=1)
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written: {error}. Choose another place.") from error
 
 
 def _screen() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tianji import networks, returns
 from tianji.algorithm import (
+    Bound,
     Count,
     Decision,
     Fraction,
@@ -73,8 +74,13 @@ class PPO:
     """scale observations by their running mean and variance"""
     normalise_reward: bool = False
     """scale rewards by the running deviation of the discounted return"""
-    log_std: float = 0.0
+    log_std: Annotated[float, Bound(-10, 5)] = 0.0
     """log of the deviation of continuous actions at the start"""
+
+    @property
+    def uses_end(self) -> bool:
+        """Does what is learnt depend on when the run ends?"""
+        return self.schedule == "linear"
 
     def check(self, spec: Spec) -> None:
         rows = self.steps_per_update(spec)
