@@ -14,7 +14,8 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 import tianji
-from tianji.view.terminal import LiveView, SilentView, live_panel
+from tianji.view.status import SilentView
+from tianji.view.terminal import LiveView, live_panel
 
 DOCS = Path(__file__).resolve().parent
 WIDTH = 100

@@ -1,4 +1,4 @@
-"""Writes the tables in docs/ that are made from the code: `python docs/tables.py`.
+"""Writes the tables in README and docs/ that come from code and results: `python docs/tables.py`.
 
 With --check it writes nothing, and ends with 1 where a page is not in step with the code.
 """
@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 import sys
+import textwrap
 import typing
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tianji.config import SECTIONS, Config, load_config
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "tianji"
+RESULTS = DOCS.parent / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 
 WALK = (
@@ -57,6 +59,48 @@ def walk() -> str:
     return "\n".join(rows) + f"\n\nThe six files have about {round(whole, -2)} lines in all.\n"
 
 
+def measured() -> str:
+    """What benchmarks/results holds: races against a CleanRL-style script, and what roles cost."""
+    races = json.loads((RESULTS / "convergence.json").read_text())
+    roles = json.loads((RESULTS / "roles.json").read_text())["comparisons"]
+    rows = [
+        "| from process start to a mean return of | tianji | CleanRL-style | ratio |",
+        "|---|---|---|---|",
+    ]
+    for race in races["races"]:
+        ours, theirs = (race["summary"][side] for side in ("tianji", "cleanrl"))
+        low, high = race["summary"]["speedup_95"]
+        rows.append(
+            f"| {race['target']:g}, {race['algorithm'].upper()} CartPole "
+            f"| {_race(ours)} | {_race(theirs)} "
+            f"| **{1 / race['summary']['speedup']:.2f}** [{1 / high:.2f}, {1 / low:.2f}] |"
+        )
+    start = races["start"]["over_import"]["tianji train, first env step"]
+    rows += ["", "| a role against a bare loop of the same work | tianji | bare | ratio |",
+             "|---|---|---|---|"]  # fmt: skip
+    for name, comparison in roles.items():
+        low, high = comparison["interval"]
+        middle, unit = comparison["median"], comparison["unit"]
+        rows.append(
+            f"| {name} | {middle['tianji']:,.0f} {unit} | {middle['bare']:,.0f} {unit} "
+            f"| **{comparison['ratio']:.2f}** [{low:.2f}, {high:.2f}] |"
+        )
+    machine = races["machine"]
+    told = (
+        f"`tianji train` makes its first env step after {start[0]:.2f} times what "
+        f'`python -c "import torch, gymnasium"` takes. Medians with 95 % intervals; '
+        f"{machine['cpu']}, {machine['cores']} cores, one thread for each process, torch "
+        f"{machine['torch']}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
+def _race(side: dict) -> str:
+    """Seconds, env steps, and how many runs reached the target."""
+    steps = f"{side['steps_median'] / 1000:.0f} k steps"
+    return f"{side['total_s_median']:.1f} s, {steps}, {side['reached']} of {side['runs']}"
+
+
 def words(kind: object) -> str:
     """A type of the config, in words."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -91,8 +135,8 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 def table(name: str) -> str:
     """The generated text of this name."""
-    if name == "walk":
-        return walk()
+    if name in ("walk", "measured"):
+        return {"walk": walk, "measured": measured}[name]()
     section, _, which = name.partition(" ")
     tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": which or "ppo"}}
     rows = load_config({**tree, "stop": {"return": 0}}).rows()
@@ -110,12 +154,12 @@ def table(name: str) -> str:
 def expected_names() -> set[str]:
     """What the pages must hold: every section and every algorithm that is shipped."""
     shipped = {f"algorithm {name}" for name, where in ALGORITHMS.items() if isinstance(where, str)}
-    return {"walk", "seed", *(s for s in SECTIONS if s != "algorithm"), *shipped}
+    return {"walk", "measured", "seed", *(s for s in SECTIONS if s != "algorithm"), *shipped}
 
 
 def main(check: bool) -> int:
     behind, found = [], set()
-    for page in sorted(DOCS.glob("*.md")):
+    for page in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]:
         text = page.read_text()
         found |= {match[2] for match in BLOCK.finditer(text)}
         made = BLOCK.sub(lambda match: match[1] + table(match[2]) + match[3], text)

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tianji.record import Curve, Histogram, Recorder, progress
+from tianji.histogram import Histogram
+from tianji.record import Curve, Recorder, progress
 from tianji.types import EPISODE, Array, Report
-from tianji.view.terminal import PlainView, SilentView, Status, View
+from tianji.view.status import SilentView, Status, View
+from tianji.view.terminal import PlainView
 
 
 class Clock:

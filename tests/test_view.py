@@ -17,19 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tianji.view.terminal import (
-    LiveView,
-    PlainView,
-    SilentView,
-    Staleness,
-    Status,
-    choose_view,
-    duration,
-    human,
-    live_panel,
-    number,
-    sparkline,
-)
+from tianji.view.status import SilentView, Staleness, Status, duration, human, number
+from tianji.view.terminal import LiveView, PlainView, choose_view, live_panel, sparkline
 
 STATUS = Status(
     elapsed=83.0,
@@ -214,7 +203,8 @@ def test_numbers_are_human() -> None:
 
 RUN = """
 import sys, time
-from tianji.view.terminal import Status, choose_view
+from tianji.view.status import Status
+from tianji.view.terminal import choose_view
 status = Status(1.0, 120_000, 1880, 1230, 1.0, 2.0, 3.0, 0.5, ("steps 1 of 2",))
 view = choose_view(sys.stdout, plain=False)
 assert type(view).__name__ == "LiveView"

@@ -214,7 +214,8 @@ def _use_one_thread() -> None:
 
 def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int:
     from tianji.machine import process_age
-    from tianji.view.terminal import SilentView, choose_view
+    from tianji.view.status import SilentView
+    from tianji.view.terminal import choose_view
 
     # With --json, stdout is for the one object: the view goes to stderr.
     stream = sys.stderr if arguments.json else sys.stdout
@@ -229,7 +230,7 @@ def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int
 
 
 def _told(result: Result) -> list[str]:
-    from tianji.view.terminal import human
+    from tianji.view.status import human
 
     mean = "no episode has ended"
     if result.return_mean is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tianji.algorithm import Decision, Policy
+from tianji.algorithm import Decision, Policy, restart
 from tianji.channel import Newest, Outbox, Slot
 from tianji.env import Env, Restorable, check_step, first_observation
 from tianji.errors import Failure
@@ -186,7 +186,7 @@ class Actor:
             rollout.extras[name][t] = array
         self._count_episodes(rollout, terminated | truncated, valid | truncated)
         if self._recurrent:
-            self._restart_recurrent(terminated | ~valid)
+            restart(self._policy, self._recurrent, terminated | ~valid)
         self._t = t + 1
         if self._t == len(rollout.reward):
             self._finish(rollout)
@@ -202,12 +202,6 @@ class Actor:
             rollout.head[EPISODES] = n + len(where)
             self._returns[where] = 0.0
             self._lengths[where] = 0
-
-    def _restart_recurrent(self, ended: np.ndarray) -> None:
-        if ended.any():
-            initial = self._policy.initial(self._env.num_envs)
-            for name, array in self._recurrent.items():
-                array[ended] = initial[name][ended]
 
     def _finish(self, rollout: Rollout) -> None:
         self._refuse_nonfinite(rollout, len(rollout.reward))

@@ -107,6 +107,14 @@ class Policy(Protocol):
         """Choose for B envs; without `rng`, greedily."""
 
 
+def restart(policy: Policy, state: Leaves, ended: Array) -> None:
+    """Begin the recurrent state of these envs anew, in place."""
+    if state and ended.any():
+        initial = policy.initial(len(ended))
+        for name, array in state.items():
+            array[ended] = initial[name][ended]
+
+
 @dataclass(frozen=True)
 class Lanes:
     """The memory of all actors' rollouts, leaf by leaf, each [slots, T or T + 1, B, ...]."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
 import shutil
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import quote
 
 import numpy as np
 from safetensors import SafetensorError
@@ -21,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from tianji.errors import Refusal, nearest
 from tianji.role import State
+from tianji.state import NATIVE, decode, dump, encode, parse
 from tianji.types import Leaves
 
 FORMAT = 1
@@ -29,9 +27,6 @@ STEP = re.compile(r"step_(\d{12,})")
 PART = re.compile(r"(?!manifest$)[a-z][a-z0-9_]*")
 PARTIAL, ASIDE = ".partial_", ".aside_"
 """Before a name: not yet or no longer a checkpoint; the one that is just being replaced."""
-
-NATIVE = {"|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"}
-"""What safetensors stores as it is; other arrays are stored as bytes, their dtype in the JSON."""
 
 _Paths = list[Path]
 
@@ -83,10 +78,10 @@ class Checkpoints:
             if not PART.fullmatch(part):
                 raise ValueError(f'"{part}" cannot name a file: use a-z, 0-9 and _')
             arrays: Leaves = {}
-            encoded[part] = arrays, _dump(_encode(dict(state), part, "", arrays))
+            encoded[part] = arrays, dump(encode(dict(state), part, "", arrays))
         content = {"format": FORMAT, "step": step, "identity": self.identity}
-        content["meta"] = _encode(dict(meta), "meta", "", None)
-        content["score"] = _encode(score, "score", "", None)
+        content["meta"] = encode(dict(meta), "meta", "", None)
+        content["score"] = encode(score, "score", "", None)
         try:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True)
@@ -118,7 +113,7 @@ class Checkpoints:
                 part, _, suffix = file.partition(".")
                 if suffix == "json" and (only is None or part in only):
                     parts[part] = _read(path, part)
-            meta, score = (_decode(manifest[key], {}) for key in ("meta", "score"))
+            meta, score = (decode(manifest[key], {}) for key in ("meta", "score"))
         except _Flaw as flaw:
             self._refuse(path, flaw)
         return Loaded(path, parts, meta, manifest["step"], score)
@@ -225,7 +220,7 @@ class Checkpoints:
         scores: dict[str, float | None] = {}
         for path in self.list():
             try:
-                scores[path.name.removeprefix(ASIDE)] = _decode(self._manifest(path)["score"], {})
+                scores[path.name.removeprefix(ASIDE)] = decode(self._manifest(path)["score"], {})
             except _Flaw:
                 continue
         return scores
@@ -271,7 +266,7 @@ class Checkpoints:
         except OSError as error:
             raise _unreadable(file, error) from error
         try:
-            manifest = _parse(raw)
+            manifest = parse(raw)
             number, identity = manifest["format"], manifest["identity"]
             sound = raw == _seal({k: v for k, v in manifest.items() if k != "sha256"})
         except (ValueError, TypeError, KeyError) as error:
@@ -296,85 +291,6 @@ def _best(scores: Mapping[str, float | None]) -> str | None:
     return min(real, key=lambda name: (-real[name], int(name[5:])), default=None)
 
 
-def _encode(value: Any, part: str, path: str, arrays: Leaves | None) -> Any:
-    """The value as plain JSON; arrays go into `arrays`, under their paths, where there may be any.
-
-    What JSON lacks becomes {"$": kind, ...}. Keys are quoted in paths, so that no two are the same.
-    """
-    if value is None or type(value) in (bool, str):
-        return value
-    if type(value) is int:  # other readers of JSON lose digits, Python limits them
-        return value if abs(value) < 2**63 else {"$": "int", "hex": hex(value)}
-    if type(value) is float:
-        return (
-            value
-            if math.isfinite(value)
-            else {"$": "float", "bits": struct.pack(">d", value).hex()}
-        )
-    if type(value) is list:
-        return [_encode(v, part, f"{path}/{i}", arrays) for i, v in enumerate(value)]
-    if isinstance(value, dict):
-        items: dict[str, Any] = {}
-        for key, inner in value.items():
-            if type(key) is not str:
-                raise TypeError(f"{part}{path}: the key {key!r} is not a string")
-            below = f"{path}/{quote(key, safe='', errors='surrogatepass')}"
-            items[key] = _encode(inner, part, below, arrays)
-        return {"$": "dict", "items": [*items.items()]} if "$" in items else items
-    if arrays is not None and (type(value) is np.ndarray or isinstance(value, np.memmap)):
-        arrays[path] = value
-        if value.dtype.str in NATIVE:
-            return {"$": "array", "name": path}
-        description = _describe(value.dtype, part + path)
-        return {"$": "array", "name": path, "dtype": description, "shape": [*value.shape]}
-    raise TypeError(
-        f"{part}{path}: a {type(value).__name__} cannot be saved and loaded as the same thing. "
-        "A state holds None, bool, int, float, str, lists and dicts of them"
-        + (", and numpy arrays." if arrays is not None else ".")
-    )
-
-
-def _decode(value: Any, arrays: Leaves) -> Any:
-    if isinstance(value, list):
-        return [_decode(v, arrays) for v in value]
-    if not isinstance(value, dict):
-        return value
-    match value.get("$"):
-        case None:
-            return {k: _decode(v, arrays) for k, v in value.items()}
-        case "dict":
-            return {k: _decode(v, arrays) for k, v in value["items"]}
-        case "int":
-            return int(value["hex"], 16)
-        case "float":
-            return struct.unpack(">d", bytes.fromhex(value["bits"]))[0]
-        case "array" if "dtype" not in value:
-            return arrays[value["name"]]
-        case "array":
-            dtype = np.lib.format.descr_to_dtype(_tuples(value["dtype"]))
-            return arrays[value["name"]].view(dtype).reshape(value["shape"])
-    raise ValueError(f"{value['$']!r} is no kind of value")
-
-
-def _describe(dtype: np.dtype[Any], where: str) -> Any:
-    if not dtype.hasobject and dtype.itemsize:
-        description = json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
-        if np.lib.format.descr_to_dtype(_tuples(description)) == dtype:
-            return description
-    raise TypeError(f"{where}: an array of dtype {dtype} cannot be saved and loaded as the same")
-
-
-def _tuples(description: Any) -> Any:
-    """JSON made lists of the tuples in numpy's description of a dtype: a list of fields."""
-    if isinstance(description, str):
-        return description
-    fields = []
-    for name, inner, *shape in description:
-        title = tuple(name) if isinstance(name, list) else name
-        fields.append((title, _tuples(inner), *map(tuple, shape)))
-    return fields
-
-
 def _write(folder: Path, part: str, arrays: Leaves, text: bytes) -> list[tuple[str, Any]]:
     """Writes the two files of a part; gives their names, sizes and hashes."""
     plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
@@ -395,23 +311,14 @@ def _write(folder: Path, part: str, arrays: Leaves, text: bytes) -> list[tuple[s
 def _read(folder: Path, part: str) -> State:
     document, tensors = folder / f"{part}.json", folder / f"{part}.safetensors"
     try:
-        return dict(_decode(_parse(document.read_bytes()), load_file(tensors)))
+        return dict(decode(parse(document.read_bytes()), load_file(tensors)))
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise _Flaw(document, f"and its safetensors cannot be read ({error})") from error
 
 
-def _dump(content: Any) -> bytes:
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _parse(raw: bytes) -> Any:
-    return json.loads(raw.decode("utf-8", "surrogatepass"))
-
-
 def _seal(content: dict[str, Any]) -> bytes:
     """A manifest's bytes: its content, and the hash of that."""
-    return _dump(content | {"sha256": hashlib.sha256(_dump(content)).hexdigest()})
+    return dump(content | {"sha256": hashlib.sha256(dump(content)).hexdigest()})
 
 
 def _unreadable(file: Path, error: OSError) -> _Flaw:

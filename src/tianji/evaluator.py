@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tianji.algorithm import Policy
+from tianji.algorithm import Policy, restart
 from tianji.channel import Newest
 from tianji.env import Env
 from tianji.role import Did, State
@@ -37,10 +37,7 @@ class Evaluation:
         self._returns += step.reward
         self._lengths += step.valid | step.truncated
         ended = step.terminated | step.truncated
-        if self._recurrent and (restart := step.terminated | ~step.valid).any():
-            initial = self._policy.initial(self._env.num_envs)
-            for name, array in self._recurrent.items():
-                array[restart] = initial[name][restart]
+        restart(self._policy, self._recurrent, step.terminated | ~step.valid)
         for i in np.flatnonzero(ended):
             self._ended[i].append((float(self._returns[i]), int(self._lengths[i])))
             self._returns[i] = 0.0

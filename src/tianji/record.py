@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import io
 import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tianji.histogram import Histogram
 from tianji.role import State
+from tianji.rows import Appender, Board, drop_torn_line
 from tianji.types import EPISODE, Array, Report
-from tianji.view.terminal import Staleness, Status, View, duration, human, number
+from tianji.view.status import Staleness, Status, View, duration, human, number
 
 WINDOW = 100
 """episodes that return_mean and length_mean are over"""
@@ -381,102 +380,6 @@ def progress(
     return (nearest if goals else None), tuple(goals)
 
 
-class Histogram:
-    """Counts of staleness in bounded memory: exact below 1024, in bins 2 % wide above."""
-
-    EXACT = 1024
-    RATIO = 1.02
-    BINS = EXACT + 1500
-    """the last bin has all from 1024 * 1.02**1499, about 8e15"""
-    ROOM = 8192
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(self.BINS, np.int64)
-        self.size = 0
-        self.total = 0
-        self.max = 0
-        # arrivals wait here, for one numpy call per thousands of them
-        self._waiting = np.empty(self.ROOM, np.int64)
-        self._held = 0
-
-    def add(self, values: Array) -> None:
-        end = self._held + len(values)
-        if end > self.ROOM:
-            self._count(self._waiting[: self._held])
-            self._held = 0
-            if len(values) > self.ROOM:
-                self._count(values)
-                return
-            end = len(values)
-        self._waiting[self._held : end] = values
-        self._held = end
-
-    def plus(self, other: Histogram) -> Histogram:
-        """A new one, with what both have."""
-        both = Histogram()
-        for one in (self, other):
-            one._settle()
-            both.counts += one.counts
-            both.size += one.size
-            both.total += one.total
-            both.max = max(both.max, one.max)
-        return both
-
-    def spread(self) -> Staleness | None:
-        self._settle()
-        if self.size == 0:
-            return None
-        rank, part = divmod(0.95 * (self.size - 1), 1.0)
-        ends = np.cumsum(self.counts)
-        low = self._value(int(np.searchsorted(ends, rank, side="right")))
-        high = self._value(int(np.searchsorted(ends, min(rank + 1, self.size - 1), side="right")))
-        return Staleness(self.total / self.size, low + (high - low) * part, self.max)
-
-    def state(self) -> State:
-        self._settle()
-        filled = np.flatnonzero(self.counts)
-        counts = self.counts[filled]
-        return {"bins": filled, "counts": counts, "total": self.total, "max": self.max}
-
-    @classmethod
-    def of(cls, state: State) -> Histogram:
-        self = cls()
-        self.counts[state["bins"]] = state["counts"]
-        self.size = int(self.counts.sum())
-        self.total, self.max = state["total"], state["max"]
-        return self
-
-    def _settle(self) -> None:
-        if self._held:
-            self._count(self._waiting[: self._held])
-            self._held = 0
-
-    def _count(self, values: Array) -> None:
-        if len(values) == 0:
-            return
-        low, high = int(values.min()), int(values.max())
-        if low < 0:
-            raise ValueError(f"staleness {low}: what was consumed is newer than the learner")
-        if high >= self.EXACT:
-            values = values.astype(np.int64)
-            self.total += int(values.sum())
-            far = values >= self.EXACT
-            bins = self.EXACT + np.log(values[far] / self.EXACT) / math.log(self.RATIO)
-            values[far] = np.minimum(bins, self.BINS - 1)
-        else:
-            self.total += int(values.sum())
-        counts = np.bincount(values)
-        self.counts[: len(counts)] += counts
-        self.size += len(values)
-        self.max = max(self.max, high)
-
-    def _value(self, place: int) -> float:
-        if place < self.EXACT:
-            return place
-        middle: float = self.EXACT * self.RATIO ** (place - self.EXACT + 0.5)
-        return min(middle, self.max)
-
-
 class Curve:
     """At most 256 points, spread over the run: when full, every other one goes."""
 
@@ -494,88 +397,6 @@ class Curve:
             del self.points[1:-1:2]
         if len(self.points) > self.ROOM // 2:
             self._next = x + (x - self.points[0][0]) / len(self.points)
-
-
-class Appender:
-    """A file that only grows, by whole writes: what does not fit leaves nothing behind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd: int | None = None
-
-    def write(self, data: bytes) -> None:
-        if self._fd is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(self.path, flags, 0o644)
-        size = os.fstat(self._fd).st_size
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-        except OSError:
-            # half a record would make what follows unreadable
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, size)
-            raise
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-
-class Board:
-    """A TensorBoard event file, one event per row.
-
-    TensorBoard's own EventFileWriter writes from a thread that dies of the first full disk, so
-    this uses the layer under it, RecordWriter. Both are imported when the first row is written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        name = f"events.out.tfevents.{time.time_ns()}.{os.uname().nodename}.{os.getpid()}"
-        self._file = Appender(folder / name)
-        self._begun = False
-        self._resumed_at: int | None = None
-
-    def resume(self, steps: int) -> None:
-        """What an earlier process wrote beyond these steps is not part of the run."""
-        self._resumed_at = steps
-
-    def write(self, steps: int, scalars: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import (  # type: ignore[attr-defined]
-            Event,
-            SessionLog,
-        )
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        now = time.time()
-        events = []
-        if not self._begun:
-            self._folder.mkdir(exist_ok=True)
-            events.append(Event(wall_time=now, file_version="brain.Event:2"))
-            if self._resumed_at is not None:
-                start = SessionLog(status=SessionLog.START)
-                events.append(Event(wall_time=now, step=self._resumed_at + 1, session_log=start))
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        events.append(Event(wall_time=now, step=steps, summary=Summary(value=values)))
-        records = io.BytesIO()
-        writer = RecordWriter(records)  # type: ignore[no-untyped-call]
-        for event in events:
-            writer.write(event.SerializeToString())  # type: ignore[no-untyped-call]
-        self._file.write(records.getvalue())
-        self._begun = True
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def drop_torn_line(path: Path) -> None:
-    """Cut off the line that a process was writing when it was killed, so that all lines parse."""
-    if path.exists():
-        with path.open("r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def mean_of(values: Sequence[float] | Array) -> float | None:

@@ -36,7 +36,7 @@ from tianji.record import WINDOW, Recorder
 from tianji.role import State
 from tianji.trigger import Every, Reached
 from tianji.types import Report, sha256
-from tianji.view.terminal import SilentView, View
+from tianji.view.status import SilentView, View
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
