@@ -81,6 +81,7 @@ def race(
             argv = command(side, algorithm, seed, target, runs_dir)
             try:
                 run = run_json(argv, env, timeout)
+                run.pop("run_dir", None)  # it is gone when the run is
                 reached, why = hit(side, run, target)
             except RuntimeError as error:
                 run, reached, why = {}, False, str(error)
