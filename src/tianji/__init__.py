@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tianji.env import register_env as register_env
     from tianji.errors import Failure as Failure
     from tianji.errors import Refusal as Refusal
-    from tianji.run import Result as Result
+    from tianji.result import Result as Result
     from tianji.run import resume as resume
     from tianji.run import train as train
     from tianji.trained import load as load
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _HOME = {
     "train": "run",
     "resume": "run",
-    "Result": "run",
+    "Result": "result",
     "load": "trained",
     "load_config": "config",
     "register_env": "env",

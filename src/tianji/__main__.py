@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tianji.run import Result
+    from tianji.result import Result
 
 OVERRIDES = "dotted keys of the config and their values, such as seed=3 algorithm.gamma=0.98"
 

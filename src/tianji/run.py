@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import shlex
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tianji.actor import SIMULATE
@@ -33,48 +30,15 @@ from tianji.folder import (
 )
 from tianji.learner import UPDATE, NonFinite
 from tianji.record import WINDOW, Recorder
+from tianji.result import Result
 from tianji.role import State
+from tianji.signals import Signals
 from tianji.trigger import Every, Reached
 from tianji.types import Report, sha256
 from tianji.view.status import SilentView, View
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
-
-EXIT = {"done": 0, "interrupted": 130, "stopped": 75}
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended; `tianji train --json` prints it."""
-
-    status: str
-    """"done": a stop condition holds; "interrupted": Ctrl-C; "stopped": SIGTERM or SIGUSR1"""
-    run_dir: str
-    wall_s: float
-    """from launch to end"""
-    start_s: float
-    """from launch to the first env step"""
-    steps: int
-    updates: int
-    episodes: int
-    return_mean: float | None
-    """of the last 100 training episodes"""
-    steps_per_s: Mapping[str, float]
-    staleness: Mapping[str, float] | None
-    params_sha256: str
-    stop_reason: str
-    resumed: str | None = None
-    """"exact", or "inexact: " and why; None where the run was not resumed"""
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """what went wrong without ending the run"""
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT[self.status]
-
-    def tree(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def train(
@@ -235,7 +199,7 @@ class _Run:
             ending.callback(self._recorder.close)
             try:
                 self._begin()
-                with _signals(self._caught):
+                with Signals(self._caught):
                     status, reason = self._loop()
                     self._save()
                 result = self._result(status, reason)
@@ -398,27 +362,6 @@ class _Run:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = number
-
-
-class _signals:  # noqa: N801  used as a `with` statement's word
-    """Ctrl-C, SIGTERM and SIGUSR1 call `caught` instead of killing, where handlers can be set."""
-
-    def __init__(self, caught: Callable[[int], None]) -> None:
-        self._caught = caught
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            self._before[number] = signal.signal(number, self._handle)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._caught(number)
 
 
 def _since_now() -> Callable[[], float]:

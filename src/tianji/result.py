@@ -1,0 +1,42 @@
+"""How a run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+EXIT = {"done": 0, "interrupted": 130, "stopped": 75}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended; `tianji train --json` prints it."""
+
+    status: str
+    """"done": a stop condition holds; "interrupted": Ctrl-C; "stopped": SIGTERM or SIGUSR1"""
+    run_dir: str
+    wall_s: float
+    """from launch to end"""
+    start_s: float
+    """from launch to the first env step"""
+    steps: int
+    updates: int
+    episodes: int
+    return_mean: float | None
+    """of the last 100 training episodes"""
+    steps_per_s: Mapping[str, float]
+    staleness: Mapping[str, float] | None
+    params_sha256: str
+    stop_reason: str
+    resumed: str | None = None
+    """"exact", or "inexact: " and why; None where the run was not resumed"""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """what went wrong without ending the run"""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT[self.status]
+
+    def tree(self) -> dict[str, Any]:
+        return asdict(self)
