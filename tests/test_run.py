@@ -188,7 +188,7 @@ def test_envs_that_begin_anew_do_not_repeat_the_first_episodes(tmp_path):
 
 def test_a_run_that_has_ended_is_not_resumed_without_a_later_end(tmp_path):
     done = train(PPO, tmp_path)
-    with pytest.raises(Refusal, match=r"already ended.*stop\.steps"):
+    with pytest.raises(Refusal, match=r"already ended.*stop\.updates=12"):
         tianji.resume(done.run_dir)
 
 
