@@ -6,5 +6,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+# The same examples every time, and no deadline on a busy machine; HYPOTHESIS_PROFILE=explore looks
+# for new ones.
+settings.register_profile("repeat", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
