@@ -1,6 +1,7 @@
 """Whole runs through the Python interface: exactness, resuming, what a folder holds."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(config, relax, tmp_path
 
 
 @both
+def test_a_resumed_run_ends_at_the_same_update_by_its_count_of_steps(config, tmp_path):
+    """Stop conditions are judged at updates, also by a process that has not made one yet."""
+    half = train(config, tmp_path, name="half")
+    for more in (1, 20, 100):
+        end = ["stop.updates=1000", f"stop.steps={half.steps + more}"]
+        whole = train(config, tmp_path, *end)
+        shutil.copytree(tmp_path / "half", tmp_path / f"rest-{more}", symlinks=True)
+        rest = tianji.resume(tmp_path / f"rest-{more}", end)
+        assert (rest.updates, rest.params_sha256) == (whole.updates, whole.params_sha256)
+
+
+@both
 def test_checkpoints_on_the_way_change_nothing(config, tmp_path):
     plain = train(config, tmp_path)
     often = train(config, tmp_path, "checkpoint.every=1", "checkpoint.keep=2")
@@ -143,7 +156,7 @@ def pauses(config, *overrides, stride):
 def test_what_was_learnt_goes_on_from_any_moment_without_the_store(config, relax):
     """Also from right after a batch was served, which is lost with the store."""
     served = 0
-    for resolved, built, driver in pauses(config, f"scale.relax={relax}", stride=7):
+    for resolved, built, _ in pauses(config, f"scale.relax={relax}", stride=7):
         served += built.buffer._balance.served > built.learner.version
         state = built.buffer.state() | {"store": None}
         again = build(resolved)
@@ -153,7 +166,6 @@ def test_what_was_learnt_goes_on_from_any_moment_without_the_store(config, relax
         for actor, old in zip(again.actors, built.actors, strict=True):
             actor.load_state({k: v for k, v in old.state().items() if k != "env"})
         run_updates(again, Serial(again.roles), 2)
-        assert driver.at < len(built.roles)
     assert served > 0, "no moment with a batch on its way was among them"
 
 

@@ -173,7 +173,11 @@ class Trainer(Protocol):
 
 
 class Algorithm(Protocol):
-    """A frozen dataclass of hyperparameters that makes the parts."""
+    """A frozen dataclass of hyperparameters that makes the parts.
+
+    One whose schedules depend on when the run ends says so by a property `uses_end`: resuming it
+    with another end is then not called exact.
+    """
 
     name: ClassVar[str]
 

@@ -30,6 +30,10 @@ class Balance:
         rows = max(0, self.granted * self.rows_per_rollout - self.warmup)
         return self.base + rows // self.steps_per_update
 
+    def filling(self) -> bool:
+        """Is the first update's data still far off: less has arrived than the warm-up asks for?"""
+        return self.received * self.rows_per_rollout < self.warmup
+
     def may_grant(self, version: int) -> bool:
         """Is the learner far enough for one more rollout?"""
         return self.next_update() <= version + self.lead

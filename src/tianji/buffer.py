@@ -62,7 +62,6 @@ class Buffer:
         """lanes in the order of their grants: rollouts are taken in this order, not as they come"""
         self._pushed = 0
         self._episodes: list[Array] = []
-        self._held: dict[tuple[int, int], Slot] = {}
         self._leaving: deque[tuple[int, int, int]] = deque()
         """(lane, slot, batches pushed when it retired): free once the learner is past them"""
 
@@ -82,8 +81,13 @@ class Buffer:
                 return GRANT
         return NO_ROLLOUT if self._expected else NO_ROOM
 
-    def warming(self, version: int, consumed: int) -> Report:
-        """The counts so far, for whoever watches before the learner's first report."""
+    @property
+    def filling(self) -> bool:
+        """Is the store still filling up, so that the learner cannot report?"""
+        return self._balance.filling()
+
+    def report(self, version: int, consumed: int) -> Report:
+        """The counts so far, for whoever watches while the learner has nothing to say."""
         counts = version, sum(self._produced), self.received, consumed
         return Report(*counts, np.empty(0, EPISODE), {}, np.empty(0, np.int64))
 
@@ -97,7 +101,6 @@ class Buffer:
             "base": self._balance.base,
             "pushed": self._pushed,
             "expected": list(self._expected),
-            "held": [list(key) for key in self._held],
             "leaving": [list(x) for x in self._leaving],
             "episodes": np.concatenate([np.empty(0, EPISODE), *self._episodes]),
             "rng": generator_state(self._rng),
@@ -120,7 +123,6 @@ class Buffer:
         self._balance.served, self._balance.base = state["served"], state["base"]
         self._pushed = state["pushed"]
         self._expected = deque(state["expected"])
-        self._held = {(lane, i): self._lanes[lane].slot(i) for lane, i in state["held"]}
         self._leaving = deque((lane, slot, pushed) for lane, slot, pushed in state["leaving"])
         self._episodes = [state["episodes"]]
         self._store.load_state(state["store"])
@@ -135,7 +137,6 @@ class Buffer:
         self._balance.received += 1
         if head[EPISODES]:
             self._episodes.append(slot.arrays["episodes"][: head[EPISODES]].copy())
-        self._held[lane, slot.index] = slot
         self._store.add(lane, slot.index)
         self._retire()
 
@@ -164,4 +165,4 @@ class Buffer:
         """Give slots back that no batch on its way to the learner or in its hands may name."""
         while self._leaving and self._leaving[0][2] <= self._batches.released:
             lane, slot, _ = self._leaving.popleft()
-            self._lanes[lane].release(self._held.pop((lane, slot)))
+            self._lanes[lane].release(self._lanes[lane].slot(slot))

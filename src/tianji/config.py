@@ -218,10 +218,9 @@ def _resolve(tree: Mapping[str, Any], origins: Mapping[str, str], name: str) -> 
             'algorithm.name is not set, so there is nothing to train with. Add name = "ppo" '
             "under [algorithm]; `tianji list` names them all."
         )
+    trees = {**tree, "algorithm": algorithm}
     parts = {
-        section: _convert_section(section, kind or algorithm_class(which), tree.get(section, {}))
-        if section != "algorithm"
-        else _convert_section(section, algorithm_class(which), algorithm)
+        section: _convert_section(section, kind or algorithm_class(which), trees.get(section, {}))
         for section, kind in SECTIONS.items()
         if section != "env"
     }

@@ -38,28 +38,26 @@ class Serial:
             self._waiting = 0
         else:
             key = "driver/turn"
-            self._pass(did)
-        self.seconds[key] = self.seconds.get(key, 0.0) + now - self._last
-        self._last = now
+            self._pass()
+        self._account(key, now)
         return did
 
     def step_other(self, role: Role) -> Did:
         """One step of a role that has no turn of its own."""
-        self.skip()
+        self.outside()
         did = role.step()
-        now = self._clock()
-        key = f"{role.name}/{did.kind or 'wait'}"
-        self.seconds[key] = self.seconds.get(key, 0.0) + now - self._last
-        self._last = now
+        self._account(f"{role.name}/{did.kind or 'wait'}", self._clock())
         return did
 
-    def skip(self) -> None:
-        """Leave the time since the last step out of the account: it was spent outside."""
-        now = self._clock()
-        self.seconds["run/other"] = self.seconds.get("run/other", 0.0) + now - self._last
+    def outside(self) -> None:
+        """The time since the last step was not spent in a role: it is "run/other"."""
+        self._account("run/other", self._clock())
+
+    def _account(self, key: str, now: float) -> None:
+        self.seconds[key] = self.seconds.get(key, 0.0) + now - self._last
         self._last = now
 
-    def _pass(self, did: Did) -> None:
+    def _pass(self) -> None:
         self._waiting += 1
         if self._waiting > len(self._roles):
             waits = ", ".join(f"{role.name} {role.step()}" for role in self._roles)
@@ -79,8 +77,8 @@ class Shuffled(Serial):
         super().__init__(roles)
         self._rng = np.random.default_rng(seed)
 
-    def _pass(self, did: Did) -> None:
-        pass
+    def _pass(self) -> None:
+        """Nobody's turn ends: the next role is drawn anyway."""
 
     def step(self) -> Did:
         self.at = int(self._rng.integers(len(self._roles)))

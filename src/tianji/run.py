@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import signal
 import time
@@ -58,10 +59,10 @@ def train(
     resolved = config if isinstance(config, Config) else load_config(config, overrides)
     folder = run_folder(Path(runs), name, resolved)
     prepare_torch(resolved)
-    built = _build(resolved)
-    folder = make_folder(folder, name is not None, resolved)
-    with locked(folder):
-        return _Run(resolved, folder, built, view or SilentView(), age).go()
+    with contextlib.closing(_build(resolved)) as built:
+        folder = make_folder(folder, name is not None, resolved)
+        with locked(folder):
+            return _Run(resolved, folder, built, view or SilentView(), age).go()
 
 
 def resume(
@@ -86,12 +87,9 @@ def resume(
             )
     config = load_config(folder / "config.toml", overrides, name=folder.name)
     prepare_torch(config)
-    loaded = Checkpoints(folder / "checkpoints", config.checkpoint.keep, config.identity()).load(
-        checkpoint
-    )
-    with locked(folder):
-        going_on = _Run(config, folder, _build(config), view or SilentView(), age)
-        going_on.restore(loaded.parts)
+    with locked(folder), contextlib.closing(_build(config)) as built:
+        going_on = _Run(config, folder, built, view or SilentView(), age)
+        going_on.restore(checkpoint)
         rewrite_config(folder, config)
         return going_on.go()
 
@@ -155,8 +153,9 @@ class _Run:
         self._unsaved = 0
         self._util_before: dict[str, float] = {}
 
-    def restore(self, parts: Mapping[str, State]) -> None:
-        """Go on from a checkpoint's parts."""
+    def restore(self, checkpoint: str) -> None:
+        """Go on from a checkpoint."""
+        parts = self._checkpoints.load(checkpoint).parts
         built, run = self._built, parts["run"]
         reset = [a.name for a, s in zip(built.actors, run["actors"], strict=True) if not a.exact(s)]
         if "store" in parts:
@@ -176,25 +175,11 @@ class _Run:
         if run["end"] != end and getattr(self._config.algorithm, "uses_end", False):
             why.append("the schedule's end was moved")
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
-        if reason := self._stop.due(self._counts()):
-            counts = self._counts()
-            reached = [name for name, limit in self._limits.items() if counts[name] >= limit]
-            later = [
-                "stop.return=inf" if name == "return" else f"stop.{name}={2 * counts[name]:.0f}"
-                for name in reached
-            ]
-            if set(reached) == set(self._limits) == {"return"}:
-                later.append(f"stop.steps={2 * self._steps}")
-            words = shlex.join(["tianji", "resume", str(self._folder), *later])
-            raise Refusal(
-                f"{self._folder} has already ended: {reason}. Give it a later end, such as "
-                f"`{words}`."
-            )
+        self._refuse_ended()
 
     def go(self) -> Result:
         """Train until something ends it. Whatever that is, the folder says how it ended."""
         with contextlib.ExitStack() as ending:
-            ending.callback(self._built.close)
             ending.callback(self._view.end)
             ending.callback(self._recorder.close)
             try:
@@ -234,9 +219,9 @@ class _Run:
                     return "done", reason
             elif did is SIMULATE and self._start_s == 0.0:
                 self._start_s = self._age()
-            elif did is RECEIVE and learner.report is None:
-                # Before the first update there is no report: show what arrives, and end if told to.
-                self._recorder.update(self._built.buffer.warming(learner.version, learner.consumed))
+            elif did is RECEIVE and self._built.buffer.filling:
+                # No update is near that would report or judge: show what arrives, end if told to.
+                self._recorder.update(self._built.buffer.report(learner.version, learner.consumed))
                 if reason := self._stop.due(self._counts()):
                     return "done", reason
             tick(util)
@@ -312,7 +297,7 @@ class _Run:
         except CheckpointNotSaved as error:
             self._unsaved += 1
             self._recorder.event(str(error))
-        self._driver.skip()
+        self._driver.outside()
 
     def _result(self, status: str, reason: str) -> Result:
         summary = self._recorder.summary()
@@ -334,6 +319,24 @@ class _Run:
             stop_reason=reason,
             resumed=self._resumed,
             notes=notes,
+        )
+
+    def _refuse_ended(self) -> None:
+        """A run that is to go on needs an end that is not behind it."""
+        counts = self._counts()
+        reason = self._stop.due(counts)
+        if reason is None:
+            return
+        reached = [name for name, limit in self._limits.items() if counts[name] >= limit]
+        later = [
+            "stop.return=inf" if name == "return" else f"stop.{name}={math.ceil(2 * counts[name])}"
+            for name in reached
+        ]
+        if reached == list(self._limits) == ["return"]:
+            later.append(f"stop.steps={2 * self._steps}")
+        words = shlex.join(["tianji", "resume", str(self._folder), *later])
+        raise Refusal(
+            f"{self._folder} has already ended: {reason}. Give it a later end, such as `{words}`."
         )
 
     def _fail(self, error: BaseException) -> None:
