@@ -23,7 +23,20 @@ BLOCK = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end of generated 
 WALK = (
     ("envs/gymnasium.py", "GymnasiumEnv", ("step",)),
     ("actor.py", "Actor", ("step", "_begin", "_open", "_simulate", "_count_episodes", "_finish")),
-    ("buffer.py", "Buffer", ("step", "_receive", "_serve", "_write_counts", "_retire", "_free")),
+    (
+        "buffer.py",
+        "Buffer",
+        (
+            "step",
+            "_receive_next",
+            "_receive",
+            "_serve",
+            "_write_episodes",
+            "_grant_next",
+            "_retire",
+            "_free",
+        ),
+    ),
     ("store.py", "Fresh", ("add", "choose", "retired", "parts")),
     ("learner.py", "Learner", ("begin", "step", "_take", "_finish", "_publish")),
     ("algorithms/ppo.py", "Trainer", ("take", "finish", "_minibatches", "_loss", "params")),

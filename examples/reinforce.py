@@ -22,6 +22,7 @@ class Reinforce:
     """On-policy, for discrete actions; one gradient step for each batch."""
 
     name: ClassVar[str] = "reinforce"
+    on_policy: ClassVar[bool] = True
 
     learning_rate: Positive = 3e-3
     """Adam's step size"""

@@ -176,7 +176,7 @@ def test_a_truncated_episode_is_valued_as_if_it_went_on(algorithm):
 def test_dqn_refuses_continuous_actions_with_the_remedy():
     env = make_env("Pendulum-v1", 1, {})
     with pytest.raises(Refusal, match=r'algorithm.name = "ppo"'):
-        make_spec(config_for(DQN()), env)
+        make_spec(config_for(DQN()), env.spec)
     env.close()
 
 
@@ -190,25 +190,25 @@ def test_dqn_refuses_continuous_actions_with_the_remedy():
 )
 def test_sizes_that_cannot_work_are_refused(algorithm, word):
     with pytest.raises(Refusal, match=word):
-        make_spec(config_for(algorithm), make_env("toy/Chain", 4, {}))
+        make_spec(config_for(algorithm), make_env("toy/Chain", 4, {}).spec)
 
 
 def test_a_linear_schedule_without_an_end_is_refused():
     config = config_for(PPO(schedule="linear"))
     config = replace(config, stop=replace(config.stop, updates=None, seconds=1.0))
     with pytest.raises(Refusal, match=r"stop\.steps"):
-        make_spec(config, make_env("toy/Chain", 4, {}))
+        make_spec(config, make_env("toy/Chain", 4, {}).spec)
 
 
 def test_the_share_of_random_actions_falls_with_the_version():
     dqn = DQN(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=100, new_steps=10)
     assert [dqn.epsilon(v) for v in (0, 5, 10, 50)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
-    spec = make_spec(config_for(dqn), make_env("toy/Chain", 4, {}))
+    spec = make_spec(config_for(dqn), make_env("toy/Chain", 4, {}).spec)
     assert dqn.trainer(spec).params(5)["epsilon"] == pytest.approx(0.55)
 
 
 def test_the_dueling_network_adds_value_and_advantages():
-    spec = make_spec(config_for(DQN(dueling=True)), make_env("toy/Chain", 4, {}))
+    spec = make_spec(config_for(DQN(dueling=True)), make_env("toy/Chain", 4, {}).spec)
     trainer = DQN(dueling=True).trainer(spec)
     trainer._online = lambda x: torch.tensor([[1.0, 3.0, 10.0]])
     assert trainer._values(trainer._online, torch.zeros(1)).tolist() == [[9.0, 11.0]]
@@ -238,16 +238,16 @@ def test_an_update_that_is_not_finite_is_never_published(bad, algorithm):
     run_updates(built, Serial(built.roles), 1)
     learner = built.learner
     learner._trainer.finish = lambda: {"loss": bad}
-    published = built.transport.newest("snapshots", 0)._version
+    published = built.transport._newest["snapshots"]._version
     with pytest.raises(NonFinite, match="not published") as caught:
         run_updates(built, Serial(built.roles), 1)
     assert len(caught.value.batch) > 0
-    assert built.transport.newest("snapshots", 0)._version == published
+    assert built.transport._newest["snapshots"]._version == published
     assert learner.version == published
 
 
 def test_rewards_that_overflow_end_in_a_failure_that_says_so():
-    spec = make_spec(config_for(SMALL_PPO), make_env("toy/Chain", 4, {}))
+    spec = make_spec(config_for(SMALL_PPO), make_env("toy/Chain", 4, {}).spec)
     trainer = SMALL_PPO.trainer(spec)
     trainer.take(part_of(1e30))
     metrics = trainer.finish()
@@ -315,5 +315,5 @@ class Pictures:
 def test_pictures_stay_uint8_on_the_way_and_are_learnt_from(algorithm):
     check_algorithm(algorithm, Pictures, updates=1)
     built = build(config_for(algorithm), Pictures)
-    assert built.transport.memory(built.lanes[0])["observation.obs"].dtype == np.uint8
+    assert built.transport.memory(built.topology.lanes[0])["observation.obs"].dtype == np.uint8
     built.close()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tianji.balance import Balance
-from tianji.trigger import Every, Reached
+from tianji.trigger import Counts, Every, Reached
 
 accounts = st.builds(
     Balance,
@@ -69,11 +69,11 @@ def test_an_account_that_begins_after_some_updates_grants_for_the_next_ones():
 @given(st.integers(1, 50), st.integers(0, 500), st.integers(0, 100))
 def test_every_is_due_once_for_each_multiple_that_is_passed(every, before, more):
     passed = any(n % every == 0 for n in range(before + 1, before + more + 1))
-    assert Every(every).due(before, before + more) == passed
+    assert Every(every)(Counts(updates=before), Counts(updates=before + more)) == passed
 
 
 def test_a_trigger_of_zero_is_never_due():
-    assert not Every(0).due(0, 10**9)
+    assert not Every(0)(Counts(), Counts(updates=10**9))
 
 
 def test_the_first_limit_that_is_reached_gives_the_reason():

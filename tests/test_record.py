@@ -134,6 +134,9 @@ def test_a_row_holds_rates_means_and_staleness_of_its_interval(tmp_path: Path) -
         "staleness/mean": 2.0,
         "staleness/p95": pytest.approx(np.percentile([0, 2, 4], 95)),
         "staleness/max": 4.0,
+        "staleness/freshness": 1.0,
+        "staleness/P": 1.0,
+        "staleness/filtered": 0.0,
         "util/learner/update": 0.75,
     }
     assert second["train/loss"] == 8.0

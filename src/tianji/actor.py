@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tianji.algorithm import Decision, Policy, restart
-from tianji.channel import Newest, Outbox, Slot
+from tianji.channel import Outbox, Slot, Subscriber
 from tianji.env import Env, Restorable, check_step, first_observation
 from tianji.errors import Failure
 from tianji.role import Did, State, generator_state, load_generator_state
+from tianji.trigger import Counts, Trigger
 from tianji.types import (
     EPISODES,
     GAP,
@@ -25,6 +26,7 @@ from tianji.types import (
 
 LOAD, INFER, SIMULATE = Did("load"), Did("infer"), Did("simulate")
 NO_GRANT, NO_VERSION = Did(waits="buffer"), Did(waits="learner")
+NOTHING = Counts()
 
 
 class Actor:
@@ -36,11 +38,14 @@ class Actor:
         env: Env,
         policy: Policy,
         rollouts: Outbox,
-        snapshots: Newest,
-        lead: int,
+        snapshots: Subscriber,
+        behind: float,
         rng: np.random.Generator,
         seed: int,
+        send: Trigger | None = None,
     ) -> None:
+        """A grant for update k is begun with version k - `behind` or a newer one; `send` says when
+        a rollout is pushed before it is full."""
         self.name = f"actor-{index}"
         self.produced = 0
         """valid steps so far"""
@@ -49,7 +54,8 @@ class Actor:
         self._policy = policy
         self._rollouts = rollouts
         self._snapshots = snapshots
-        self._lead = lead
+        self._behind = behind
+        self._send = send
         self._rng = rng
         self._params = Params(policy.shapes)
         self._version = -1
@@ -62,7 +68,14 @@ class Actor:
         self._slot: Slot | None = None
         self._rollout: Rollout | None = None
         self._t = 0
+        self._half = -1
+        """rows of a rollout that was half made when the state was taken; -1: none was"""
         self._decision: Decision | None = None
+
+    @property
+    def version(self) -> int:
+        """Of the policy that acts; -1 before the first."""
+        return self._version
 
     def step(self) -> Did:
         if self._rollout is None:
@@ -81,7 +94,7 @@ class Actor:
             "produced": self.produced,
             "seq": self._seq,
             "gap": self._gap,
-            "t": self._t if self._rollout is not None else -1,
+            "t": self._t if self._rollout is not None else self._half,
             "version": self._version,
             "params": self._params.flat.copy(),
             "rng": generator_state(self._rng),
@@ -119,9 +132,7 @@ class Actor:
             self._policy.load(self._params)
         self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
         self._recurrent, self._observation = state["recurrent"], state["observation"]
-        if state["t"] >= 0:
-            self._open(self._rollouts.reserve())
-            self._t = state["t"]
+        self._half = state["t"]
         if state["decision"] is not None:
             self._decision = Decision(**state["decision"])
 
@@ -136,12 +147,16 @@ class Actor:
         """Take the next grant, once the version that it asks for is here."""
         if (slot := self._rollouts.reserve()) is None:
             return NO_GRANT
+        if self._half >= 0:
+            self._open(slot)
+            self._t, self._half = self._half, -1
+            return LOAD
         newest = self._snapshots.probe(self._version, self._params.flat)
         if newest > self._version:
             self._version = newest
             self._policy.load(self._params)
             return LOAD
-        if self._version < 0 or self._version < slot.tag - self._lead:
+        if self._version < 0 or self._version < slot.tag - self._behind:
             return NO_VERSION
         rollout = self._open(slot)
         for name, rows in rollout.observation.items():
@@ -153,14 +168,9 @@ class Actor:
         self._t = 0
         return LOAD
 
-    def _open(self, slot: Slot | None) -> Rollout:
-        assert slot is not None
-        if "rollout" not in slot.cache:
-            slot.cache["rollout"] = Rollout.over(slot.arrays)
-        rollout = slot.cache["rollout"]
-        assert isinstance(rollout, Rollout)
-        self._slot, self._rollout = slot, rollout
-        return rollout
+    def _open(self, slot: Slot) -> Rollout:
+        self._slot, self._rollout = slot, Rollout.over(slot.arrays)
+        return self._rollout
 
     def _simulate(self, rollout: Rollout, decision: Decision) -> None:
         t = self._t
@@ -188,7 +198,7 @@ class Actor:
         if self._recurrent:
             restart(self._policy, self._recurrent, terminated | ~valid)
         self._t = t + 1
-        if self._t == len(rollout.reward):
+        if self._t == len(rollout.reward) or (self._send is not None and self._sent_early(rollout)):
             self._finish(rollout)
 
     def _count_episodes(self, rollout: Rollout, ended: np.ndarray, real: np.ndarray) -> None:
@@ -202,6 +212,19 @@ class Actor:
             rollout.head[EPISODES] = n + len(where)
             self._returns[where] = 0.0
             self._lengths[where] = 0
+
+    def _sent_early(self, rollout: Rollout) -> bool:
+        """Is it due now? Then the rest of the rollout is rows that are not valid."""
+        assert self._send is not None
+        t = self._t
+        if not self._send(NOTHING, Counts(t, self._version, int(rollout.head[EPISODES]))):
+            return False
+        for rows in rollout.observation.values():
+            rows[t + 1 :] = rows[t]
+        for rest in (rollout.action, rollout.reward, rollout.terminated, rollout.valid,
+                     *rollout.extras.values()):  # fmt: skip
+            rest[t:] = 0
+        return True
 
     def _finish(self, rollout: Rollout) -> None:
         self._refuse_nonfinite(rollout, len(rollout.reward))

@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,10 +24,12 @@ class Bound:
     high: float = math.inf
     above: bool = False
     """True: more than `low`, not equal to it"""
+    infinite: bool = False
+    """True: inf is a value, too"""
 
     def holds(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            (math.isfinite(value) or self.infinite)
             and (value > self.low if self.above else value >= self.low)
             and value <= self.high
         )
@@ -75,6 +77,8 @@ class Spec:
     """updates after which the run stops by its config, for schedules; None: no such end"""
     steps: int | None
     """valid steps after which it stops, likewise"""
+    window: int = 1
+    """batches of which each update draws one; 1: each is consumed once"""
 
     @property
     def rows_per_rollout(self) -> int:
@@ -123,26 +127,45 @@ class Lanes:
 
 
 class Store(Protocol):
-    """Holds rollouts where they lie, and picks what an update consumes."""
+    """Holds rollouts where they lie, and picks what an update consumes. There are two of it: the
+    buffer's adds and chooses, the learner's makes parts of what was chosen."""
 
     selection: Layout
     """leaves of what `choose` writes"""
+    pieces: int
+    """how often `choose` is called for one update"""
 
     def add(self, lane: int, slot: int) -> None:
         """A rollout has arrived in this slot."""
 
-    def choose(self, rng: np.random.Generator, out: Leaves) -> None:
-        """Write what the next update consumes into `out`."""
+    def choose(self, rng: np.random.Generator, out: Leaves) -> float:
+        """Write what the next update consumes into `out`; the share of it that is fresh: never
+        consumed before."""
+
+    @property
+    def share(self) -> float:
+        """A batch over all that the store draws it from: the paper's P = Bs / Ns."""
 
     def retired(self) -> Iterable[tuple[int, int]]:
         """Lanes and slots that no later choice will name, oldest first, each once."""
 
     def parts(self, selection: Leaves) -> Iterable[Rollout]:
-        """What the selection names, from the lanes, on the learner's side."""
+        """What the selection names, from the lanes."""
 
     def state(self) -> State: ...
 
     def load_state(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class OnceStore(Store, Protocol):
+    """A store whose rollouts are consumed once can also be consumed in other ways."""
+
+    def streamed(self) -> Store:
+        """The same, serving each rollout on its own as it arrives."""
+
+    def windowed(self, batches: int) -> Store:
+        """The same, each update drawing a batch from the last so many."""
 
 
 Metrics = dict[str, float]
@@ -180,6 +203,8 @@ class Algorithm(Protocol):
     """
 
     name: ClassVar[str]
+    on_policy: ClassVar[bool]
+    """True: rollouts are consumed soon after they were made; False: they are replayed"""
 
     def check(self, spec: Spec) -> None:
         """Refuse what cannot work, before anything is built."""

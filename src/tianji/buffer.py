@@ -14,10 +14,11 @@ from tianji.types import (
     EPISODE,
     EPISODES,
     PRODUCED,
+    SEQ,
     STEPS,
+    VERSION,
     Array,
     Layout,
-    Leaves,
     Report,
     leaf,
 )
@@ -28,11 +29,20 @@ NO_ROLLOUT, NO_ROOM = Did(waits="actor"), Did(waits="learner")
 MOST_EPISODES = 4096
 """ended episodes that one batch carries; more travel with the next"""
 
+MOST_OUT = 2
+"""grants that one actor may hold: the rollout that it makes, and the one that it makes next"""
+
+ARRIVAL = np.dtype([(name, np.int64) for name in ("actor", "seq", "version", "update", "kept")])
+"""One rollout that arrived: whose, its number there, the policy version that made it, the update
+that it serves, and 0 where it was filtered."""
+
 
 def batch_layout(selection: Layout) -> Layout:
-    """What travels to the learner: a selection, the counts so far, the episodes that ended."""
+    """What travels to the learner: a selection, the counts so far, how fresh the selection is, the
+    episodes that ended."""
     return selection | {
-        "counts": leaf((3,), np.int64),
+        "counts": leaf((5,), np.int64),
+        "freshness": leaf((2,), np.float64),
         "episodes": leaf((MOST_EPISODES,), EPISODE),
     }
 
@@ -49,37 +59,51 @@ class Buffer:
         lanes: list[Inbox],
         batches: Outbox,
         rng: np.random.Generator,
+        ordered: bool = True,
+        max_staleness: float = float("inf"),
+        record: bool = False,
     ) -> None:
+        """`ordered`: rollouts are taken in the order of their grants, not as they come; those that
+        are more than `max_staleness` behind when their turn comes are filtered; with `record`, what
+        arrived is kept for `arrivals`."""
         self.received = 0
         """valid steps so far"""
+        self.filtered = 0
+        """valid steps thrown away so far, of those received"""
         self._store = store
         self._balance = balance
         self._lanes = lanes
         self._batches = batches
         self._rng = rng
+        self._ordered = ordered
+        self._max_staleness = max_staleness
+        self._record = record
+        self._arrivals: list[tuple[int, int, int, int, int]] = []
         self._produced = [0] * len(lanes)
         self._expected: deque[int] = deque()
-        """lanes in the order of their grants: rollouts are taken in this order, not as they come"""
+        """where ordered: lanes in the order of their grants"""
+        self._turn = 0
+        """the lane that is looked at first"""
         self._pushed = 0
         self._episodes: list[Array] = []
         self._leaving: deque[tuple[int, int, int]] = deque()
-        """(lane, slot, batches pushed when it retired): free once the learner is past them"""
+        """(lane, slot, pieces pushed when it retired): free once the learner is past them"""
 
     def step(self) -> Did:
-        if self._expected and (slot := self._lanes[self._expected[0]].probe()) is not None:
-            self._receive(self._expected.popleft(), slot)
+        if self._receive_next():
             return RECEIVE
         if self._balance.may_serve() and (slot := self._batches.reserve()) is not None:
             self._serve(slot)
             return SERVE
         self._free()
-        if self._balance.may_grant(self._batches.tag):
-            lane = self._balance.granted % len(self._lanes)
-            if self._lanes[lane].grant(self._balance.next_update()):
-                self._expected.append(lane)
-                self._balance.granted += 1
-                return GRANT
-        return NO_ROLLOUT if self._expected else NO_ROOM
+        if self._balance.may_grant(self._batches.tag) and self._grant_next():
+            return GRANT
+        return NO_ROLLOUT if any(lane.out for lane in self._lanes) else NO_ROOM
+
+    @property
+    def produced(self) -> int:
+        """Valid steps that actors had made when they last sent a rollout."""
+        return sum(self._produced)
 
     @property
     def filling(self) -> bool:
@@ -88,74 +112,134 @@ class Buffer:
 
     def report(self, version: int, consumed: int) -> Report:
         """The counts so far, for whoever watches while the learner has nothing to say."""
-        counts = version, sum(self._produced), self.received, consumed
-        return Report(*counts, np.empty(0, EPISODE), {}, np.empty(0, np.int64))
+        counts = version, self.produced, self.received, consumed
+        return Report(
+            *counts, np.empty(0, EPISODE), {}, np.empty(0, np.int64), filtered=self.filtered
+        )
+
+    def arrivals(self) -> Array:
+        """What arrived since the last call, in order: ARRIVAL records."""
+        arrived, self._arrivals = self._arrivals, []
+        return np.array(arrived, ARRIVAL)
 
     def state(self) -> State:
         return {
             "received": self.received,
+            "filtered": self.filtered,
             "produced": list(self._produced),
             "granted": self._balance.granted,
             "rollouts": self._balance.received,
             "served": self._balance.served,
             "base": self._balance.base,
             "pushed": self._pushed,
+            "turn": self._turn,
             "expected": list(self._expected),
             "leaving": [list(x) for x in self._leaving],
             "episodes": np.concatenate([np.empty(0, EPISODE), *self._episodes]),
             "rng": generator_state(self._rng),
             "store": self._store.state(),
+            "lanes": [lane.state() for lane in self._lanes],
         }
 
     def load_state(self, state: State) -> None:
         """Go on where the state was taken. Where it has no store, the account begins anew and the
         store fills up before the next batch."""
-        self.received = state["received"]
+        self.received, self.filtered = state["received"], state["filtered"]
         self._produced = list(state["produced"])
         load_generator_state(self._rng, state["rng"])
+        self._episodes = [state["episodes"]]
         if state["store"] is None:
             # The learner's version: batches that it had not consumed are gone with the store.
-            self._balance.base = self._batches.tag
-            self._episodes = [state["episodes"]]
+            self._balance.base = state["version"]
             return
         self._balance.granted = state["granted"]
         self._balance.received = state["rollouts"]
         self._balance.served, self._balance.base = state["served"], state["base"]
-        self._pushed = state["pushed"]
+        self._pushed, self._turn = state["pushed"], state["turn"]
         self._expected = deque(state["expected"])
         self._leaving = deque((lane, slot, pushed) for lane, slot, pushed in state["leaving"])
-        self._episodes = [state["episodes"]]
         self._store.load_state(state["store"])
+        for lane, held in zip(self._lanes, state["lanes"], strict=True):
+            lane.load_state(held)
 
     def close(self) -> None:
         pass
 
+    def _receive_next(self) -> bool:
+        if self._ordered:
+            if self._expected and (slot := self._lanes[self._expected[0]].probe()) is not None:
+                self._receive(self._expected.popleft(), slot)
+                return True
+            return False
+        for i in range(len(self._lanes)):
+            lane = (self._turn + i) % len(self._lanes)
+            if (slot := self._lanes[lane].probe()) is not None:
+                self._turn = lane + 1
+                self._receive(lane, slot)
+                return True
+        return False
+
     def _receive(self, lane: int, slot: Slot) -> None:
-        head = slot.arrays["head"]
+        head = slot.leaf("head")
         self.received += int(head[STEPS])
         self._produced[lane] = int(head[PRODUCED])
-        self._balance.received += 1
         if head[EPISODES]:
-            self._episodes.append(slot.arrays["episodes"][: head[EPISODES]].copy())
-        self._store.add(lane, slot.index)
-        self._retire()
+            self._episodes.append(slot.leaf("episodes")[: head[EPISODES]].copy())
+        update = self._balance.arriving_update()
+        kept = update - int(head[VERSION]) <= self._max_staleness
+        if self._record:
+            arrival = lane, int(head[SEQ]), int(head[VERSION]), update, int(kept)
+            self._arrivals.append(arrival)
+        if kept:
+            self._balance.received += 1
+            self._store.add(lane, slot.index)
+            self._retire()
+        else:
+            # Its place in the account is granted again, so that the update still gets its steps.
+            self._balance.granted -= 1
+            self.filtered += int(head[STEPS])
+            self._lanes[lane].release(slot)
 
     def _serve(self, slot: Slot) -> None:
-        self._store.choose(self._rng, slot.arrays)
-        self._write_counts(slot.arrays)
-        self._batches.push(slot)
+        piece = slot.arrays
+        fresh = self._store.choose(self._rng, piece)
         self._balance.served += 1
+        last = self._balance.served % self._store.pieces == 0
+        episodes = self._write_episodes(piece["episodes"]) if last else 0
+        piece["counts"][:] = self.produced, self.received, self.filtered, episodes, last
+        piece["freshness"][:] = fresh, self._store.share
+        self._batches.push(slot)
         self._pushed += 1
         self._retire()
 
-    def _write_counts(self, out: Leaves) -> None:
-        episodes = 0
-        if self._episodes:
-            ended = np.concatenate(self._episodes)
-            episodes = min(len(ended), MOST_EPISODES)
-            out["episodes"][:episodes] = ended[:episodes]
-            self._episodes = [ended[episodes:]] if episodes < len(ended) else []
-        out["counts"][:] = sum(self._produced), self.received, episodes
+    def _write_episodes(self, out: Array) -> int:
+        if not self._episodes:
+            return 0
+        ended = np.concatenate(self._episodes)
+        count = min(len(ended), MOST_EPISODES)
+        out[:count] = ended[:count]
+        self._episodes = [ended[count:]] if count < len(ended) else []
+        return count
+
+    def _grant_next(self) -> bool:
+        """Grant a rollout: at lead 0 to each actor in turn, else to whoever has least to do."""
+        lanes, update = self._lanes, self._balance.next_update()
+        if self._balance.lead == 0:
+            order = [self._balance.granted % len(lanes)]
+        else:
+            out = [lane.out for lane in lanes]
+            first = self._balance.granted % len(lanes)
+            order = sorted(
+                (i for i in range(len(lanes)) if out[i] < MOST_OUT),
+                key=lambda i: (out[i], (i - first) % len(lanes)),
+            )
+        for i in order:
+            if lanes[i].grant(update):
+                if self._ordered:
+                    self._expected.append(i)
+                self._balance.granted += 1
+                return True
+        return False
 
     def _retire(self) -> None:
         for lane, slot in self._store.retired():

@@ -3,40 +3,281 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from tianji.actor import Actor
-from tianji.algorithm import Lanes, Policy, Spec
-from tianji.balance import Balance
-from tianji.buffer import Buffer, batch_layout
-from tianji.channel import Channel
+from tianji.algorithm import Lanes, OnceStore, Policy, Spec, Store
+from tianji.balance import Balance, uneven_rounds
+from tianji.buffer import MOST_OUT, Buffer, batch_layout
+from tianji.channel import Channel, Transport
 from tianji.config import Config
-from tianji.env import Env, make_env
+from tianji.env import Env, EnvSpec, make_env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
 from tianji.learner import Learner
 from tianji.machine import free_memory
-from tianji.relax import PRESETS
+from tianji.relax import Relaxation, Sizes, problem, relaxation
 from tianji.role import Role, generator
 from tianji.transports.memory import Memory
+from tianji.trigger import TRIGGERS, Every
 from tianji.types import Params, rollout_layout
 
 EVAL_ENVS = 8
 """envs that an evaluation steps together, at most"""
 
+FREE_LEAD = 4
+"""updates' worth of rollouts that lanes have room for where the lead is not bounded"""
+
+SNAPSHOTS, EVALUATIONS = "snapshots", "evaluations"
+"""newest-only conduits from the learner to the actors, and to the evaluator"""
+
+MakeEnv = Callable[[int], Env]
+
+
+def make_spec(config: Config, env: EnvSpec) -> Spec:
+    """What the algorithm is told, with the derived sizes; refuses what it cannot work with."""
+    scale, stop = config.scale, config.stop
+    spec = Spec(
+        env=env,
+        network=config.network,
+        actors=scale.actors,
+        envs=scale.envs_per_actor,
+        T=scale.rollout_length,
+        seed=config.seed,
+        device=scale.device,
+        updates=stop.updates,
+        steps=stop.steps,
+        window=config.reuse.window,
+    )
+    config.algorithm.check(spec)
+    return spec
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The roles of a run and what joins them, for whichever process makes which of them.
+
+    actor-i ── rollouts-i ──▶ buffer ── batches ──▶ learner
+       ▲                                               │
+       └──────────────────── snapshots ◀───────────────┘── evaluations ──▶ evaluator
+    """
+
+    config: Config
+    spec: Spec
+    make: MakeEnv
+    spare: list[Env] = field(default_factory=list)
+    """an env that was made to look at, for the first actor that is made here"""
+
+    def ends(self, role: str) -> list[tuple[str, str]]:
+        """(conduit, end) of every conduit that a role holds an end of, or reads in place."""
+        lanes = [lane.name for lane in self.lanes]
+        kind, _, index = role.partition("-")
+        match kind:
+            case "actor":
+                return [(lanes[int(index)], "send"), (SNAPSHOTS, f"subscribe-{index}")]
+            case "buffer":
+                return [*((lane, "receive") for lane in lanes), ("batches", "send")]
+            case "learner":
+                evaluations = [(EVALUATIONS, "publish")] if self.evaluates else []
+                return [
+                    *((lane, "read") for lane in lanes),
+                    ("batches", "receive"),
+                    (SNAPSHOTS, "publish"),
+                    *evaluations,
+                ]
+            case _:
+                return [(EVALUATIONS, "subscribe-0")]
+
+    @property
+    def role_names(self) -> list[str]:
+        """In the order in which a serial driver steps them."""
+        actors = [f"actor-{i}" for i in range(self.spec.actors)]
+        return [*actors, "buffer", "learner", *(["evaluator"] if self.evaluates else [])]
+
+    @property
+    def evaluates(self) -> bool:
+        return self.config.eval.every > 0 or self.config.eval.when is not None
+
+    @cached_property
+    def relax(self) -> Relaxation:
+        """The preset with the config's own fields; refuses what cannot work."""
+        algorithm, spec = self.config.algorithm, self.spec
+        rows = spec.actors * spec.rows_per_rollout
+        sizes = Sizes(
+            on_policy=algorithm.on_policy,
+            alone=self.config.scale.engine == "serial",
+            round=max(1, rows // algorithm.steps_per_update(spec)),
+        )
+        given = dataclasses.asdict(self.config.relax) | {"window": self.config.reuse.window}
+        fields = {k: v for k, v in given.items() if v is not None and not k.endswith("_when")}
+        relax = relaxation(self.config.scale.relax, sizes, fields)
+        if (wrong := problem(relax, sizes)) is not None:
+            raise Refusal(wrong)
+        if self.config.relax.publish_when and math.isfinite(relax.lead):
+            raise Refusal(
+                f'relax.publish_when = "{self.config.relax.publish_when}" may leave actors without '
+                f"the version that relax.lead = {relax.lead:g} makes them wait for, and the run "
+                f'would stand still. Set relax.lead = inf and relax.take = "boundary".'
+            )
+        return relax
+
+    @cached_property
+    def balance(self) -> Balance:
+        """The account at the start of a run."""
+        algorithm, spec, relax = self.config.algorithm, self.spec, self.relax
+        steps = algorithm.steps_per_update(spec)
+        wrong = uneven_rounds(spec.rows_per_rollout, spec.actors, steps)
+        if relax.lead == 0 and spec.actors > 1 and wrong is not None:
+            raise Refusal(f"{wrong} Or set scale.relax to one_step or tianji.")
+        return Balance(
+            rows_per_rollout=spec.rows_per_rollout,
+            steps_per_update=steps,
+            warmup=algorithm.warmup_steps(spec),
+            lead=relax.lead,
+            round=spec.actors if relax.lead == 0 else 1,
+            paced=relax.paced,
+        )
+
+    @cached_property
+    def policy(self) -> Policy:
+        """One to look at; every actor has its own."""
+        return self.config.algorithm.policy(self.spec)
+
+    @cached_property
+    def params_size(self) -> int:
+        return Params(self.policy.shapes).flat.size
+
+    @cached_property
+    def lanes(self) -> list[Channel]:
+        spec, relax = self.spec, self.relax
+        layout = rollout_layout(
+            spec.env.observation, spec.env.action.leaf, self.policy.extras, spec.T, spec.envs
+        )
+        # Beside what the store holds: what is being made for `lead` updates and the current one,
+        # and what the learner has in hand.
+        each = -(-self.balance.steps_per_update // (spec.rows_per_rollout * spec.actors))
+        more = each * (2 + int(min(relax.lead, FREE_LEAD)))
+        if relax.lead > 0 and not self.config.algorithm.on_policy:
+            more = MOST_OUT + 2
+        elif relax.late == "pass":
+            more *= 2  # half of the actors can stand still, and the others go on
+        slots = self.config.algorithm.slots(spec) * relax.window + more
+        return [Channel(f"rollouts-{i}", layout, slots) for i in range(spec.actors)]
+
+    def store(self, transport: Transport) -> Store:
+        memory = Lanes(tuple(transport.memory(lane) for lane in self.lanes))
+        store = self.config.algorithm.store(self.spec, memory)
+        if self.relax.start == "batch" and self.relax.window == 1:
+            return store
+        if not isinstance(store, OnceStore):
+            raise Refusal(
+                f'relax.start = "{self.relax.start}" and reuse.window = {self.relax.window} need a '
+                f"store that can serve so; {self.config.algorithm.name}'s {type(store).__name__} "
+                f'cannot. Set relax.start = "batch" and reuse.window = 1, or use store.Fresh.'
+            )
+        stream = self.relax.start == "stream"
+        return store.streamed() if stream else store.windowed(self.relax.window)
+
+    def batches(self, store: Store) -> Channel:
+        return Channel("batches", batch_layout(store.selection), self._depth(store))
+
+    def _depth(self, store: Store) -> int:
+        """Pieces that the learner asks for ahead: this batch's, and the next one's."""
+        return store.pieces * (1 if self.relax.lead == 0 else 2)
+
+    def actor(self, index: int, transport: Transport) -> Actor:
+        spec, send = self.spec, self.config.relax.send_when
+        return Actor(
+            index=index,
+            env=self.spare.pop() if self.spare else self.make(spec.envs),
+            policy=self.config.algorithm.policy(spec),
+            rollouts=transport.outbox(self.lanes[index]),
+            snapshots=transport.subscriber(SNAPSHOTS, self.params_size, index),
+            behind=self.relax.lead if self.relax.take == "barrier" else math.inf,
+            rng=generator(spec.seed, "actor", index),
+            seed=int(generator(spec.seed, "env", index).integers(2**31)),
+            send=TRIGGERS[send] if send else None,
+        )
+
+    def buffer(self, transport: Transport) -> Buffer:
+        store, relax = self.store(transport), self.relax
+        most = math.inf if relax.max_staleness is None else relax.max_staleness
+        return Buffer(
+            store=store,
+            balance=dataclasses.replace(self.balance, pieces=store.pieces),
+            lanes=[transport.inbox(lane) for lane in self.lanes],
+            batches=transport.outbox(self.batches(store)),
+            rng=generator(self.spec.seed, "buffer"),
+            ordered=relax.late == "wait",
+            max_staleness=most - (relax.window - 1),
+            record=not relax.exact,
+        )
+
+    def learner(self, transport: Transport) -> Learner:
+        store, when = self.store(transport), self.config.relax.publish_when
+        evaluations = transport.publisher(EVALUATIONS, self.params_size) if self.evaluates else None
+        return Learner(
+            trainer=self.config.algorithm.trainer(self.spec),
+            store=store,
+            batches=transport.inbox(self.batches(store)),
+            depth=self._depth(store),
+            snapshots=transport.publisher(SNAPSHOTS, self.params_size),
+            publish=TRIGGERS[when] if when else Every(self.relax.publish),
+            evaluations=evaluations,
+        )
+
+    def evaluator(self, transport: Transport) -> Evaluator:
+        episodes = self.config.eval.episodes
+        return Evaluator(
+            env=self.make(min(EVAL_ENVS, episodes)),
+            policy=self.config.algorithm.policy(self.spec),
+            snapshots=transport.subscriber(EVALUATIONS, self.params_size),
+            episodes=episodes,
+            seed=int(generator(self.spec.seed, "eval_env").integers(2**31)),
+        )
+
+    def check_memory(self) -> None:
+        """Refuse rollouts that do not fit, before they are asked for."""
+        need, free = sum(lane.nbytes for lane in self.lanes), free_memory()
+        if free is not None and need > free:
+            raise Refusal(
+                f"rollouts and replay need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
+                f"free: the run would be killed. Lower algorithm.capacity, scale.actors, "
+                f"scale.envs_per_actor, scale.rollout_length, relax.lead or reuse.window."
+            )
+
+
+def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:
+    """`make(num_envs)` makes envs, by default as the config says; without a `spec`, an env is made
+    to look at."""
+    make = make or (lambda num_envs: make_env(config.env.id, num_envs, config.env.kwargs))
+    spare = []
+    if spec is None:
+        spare = [make(config.scale.envs_per_actor)]
+        spec = make_spec(config, spare[0].spec)
+    joined = Topology(config, spec, make, spare)
+    joined.check_memory()
+    return joined
+
 
 @dataclass
 class Built:
-    """The roles of a run and the transport between them."""
+    """All roles of a run, in one process."""
 
-    spec: Spec
+    topology: Topology
     transport: Memory
-    lanes: list[Channel]
     actors: list[Actor]
     buffer: Buffer
     learner: Learner
     evaluator: Evaluator | None
+
+    @property
+    def spec(self) -> Spec:
+        return self.topology.spec
 
     @property
     def roles(self) -> list[Role]:
@@ -51,104 +292,14 @@ class Built:
                 closing.callback(role.close)
 
 
-def make_spec(config: Config, env: Env) -> Spec:
-    """What the algorithm is told, with the derived sizes; refuses what it cannot work with."""
-    scale, stop = config.scale, config.stop
-    spec = Spec(
-        env=env.spec,
-        network=config.network,
-        actors=scale.actors,
-        envs=scale.envs_per_actor,
-        T=scale.rollout_length,
-        seed=config.seed,
-        device=scale.device,
-        updates=stop.updates,
-        steps=stop.steps,
+def build(config: Config, make: MakeEnv | None = None) -> Built:
+    """All roles of a run, joined, in this process."""
+    joined, transport = topology(config, make), Memory()
+    return Built(
+        topology=joined,
+        transport=transport,
+        actors=[joined.actor(i, transport) for i in range(joined.spec.actors)],
+        buffer=joined.buffer(transport),
+        learner=joined.learner(transport),
+        evaluator=joined.evaluator(transport) if joined.evaluates else None,
     )
-    config.algorithm.check(spec)
-    return spec
-
-
-def build(config: Config, make: Callable[[int], Env] | None = None) -> Built:
-    """The roles of a run, joined; `make(num_envs)` makes its envs, by default as the config says.
-
-    actor-i ── rollouts-i ──▶ buffer ── batches ──▶ learner
-       ▲                                               │
-       └──────────────────── snapshots ◀───────────────┘──▶ evaluator
-    """
-    scale, algorithm = config.scale, config.algorithm
-    relax = PRESETS[scale.relax]()
-    make = make or (lambda num_envs: make_env(config.env.id, num_envs, config.env.kwargs))
-    envs = [make(scale.envs_per_actor) for _ in range(scale.actors)]
-    spec = make_spec(config, envs[0])
-    transport = Memory()
-    policies: list[Policy] = [algorithm.policy(spec) for _ in envs]
-    layout = rollout_layout(
-        spec.env.observation, spec.env.action.leaf, policies[0].extras, spec.T, spec.envs
-    )
-    balance = Balance(
-        rows_per_rollout=spec.rows_per_rollout,
-        steps_per_update=algorithm.steps_per_update(spec),
-        warmup=algorithm.warmup_steps(spec),
-        lead=relax.lead,
-    )
-    # Beside what the store holds: what is being made for `lead` updates and the current one.
-    ahead = (1 + relax.lead) * -(-balance.steps_per_update // (spec.rows_per_rollout * spec.actors))
-    lanes = [
-        Channel(f"rollouts-{i}", layout, algorithm.slots(spec) + ahead + 1)
-        for i in range(scale.actors)
-    ]
-    _check_memory(lanes)
-    memory = Lanes(tuple(transport.memory(lane) for lane in lanes))
-    store = algorithm.store(spec, memory)
-    depth = 1 + relax.lead
-    batches = Channel("batches", batch_layout(store.selection), depth)
-    snapshots = transport.newest("snapshots", Params(policies[0].shapes).flat.size)
-    actors = [
-        Actor(
-            index=i,
-            env=env,
-            policy=policy,
-            rollouts=transport.outbox(lane),
-            snapshots=snapshots,
-            lead=relax.lead,
-            rng=generator(spec.seed, "actor", i),
-            seed=int(generator(spec.seed, "env", i).integers(2**31)),
-        )
-        for i, (env, policy, lane) in enumerate(zip(envs, policies, lanes, strict=True))
-    ]
-    buffer = Buffer(
-        store=store,
-        balance=balance,
-        lanes=[transport.inbox(lane) for lane in lanes],
-        batches=transport.outbox(batches),
-        rng=generator(spec.seed, "buffer"),
-    )
-    learner = Learner(
-        trainer=algorithm.trainer(spec),
-        store=algorithm.store(spec, memory),
-        batches=transport.inbox(batches),
-        snapshots=[snapshots],
-        depth=depth,
-    )
-    evaluator = None
-    if config.eval.every:
-        evaluator = Evaluator(
-            env=make(min(EVAL_ENVS, config.eval.episodes)),
-            policy=algorithm.policy(spec),
-            snapshots=snapshots,
-            episodes=config.eval.episodes,
-            seed=int(generator(spec.seed, "eval_env").integers(2**31)),
-        )
-    return Built(spec, transport, lanes, actors, buffer, learner, evaluator)
-
-
-def _check_memory(lanes: list[Channel]) -> None:
-    """Refuse rollouts that do not fit, before they are asked for."""
-    need, free = sum(lane.nbytes for lane in lanes), free_memory()
-    if free is not None and need > free:
-        raise Refusal(
-            f"rollouts and replay need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
-            f"the run would be killed. Lower algorithm.capacity, scale.envs_per_actor or "
-            f"scale.rollout_length."
-        )

@@ -9,8 +9,8 @@ grant not given, nothing is copied on the way, and no side ever waits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tianji.types import Array, Layout, Leaves
 
@@ -29,16 +29,30 @@ class Channel:
         return self.slots * sum(leaf.nbytes for leaf in self.layout.values())
 
 
-@dataclass(slots=True, eq=False)
 class Slot:
-    """One item's place in a channel's memory."""
+    """One item's place in a channel's memory; views are made when they are asked for."""
 
-    index: int
-    arrays: Leaves
-    tag: int = 0
-    """what the receiver said when it granted the slot"""
-    cache: dict[str, object] = field(default_factory=dict)
-    """for the endpoints' own views of `arrays`; does not travel"""
+    __slots__ = ("index", "memory", "tag")
+
+    def __init__(self, index: int, memory: Mapping[str, Array], tag: int = 0) -> None:
+        self.index = index
+        self.memory = memory
+        """every leaf of all slots, [slots, ...]"""
+        self.tag = tag
+        """what the receiver said when it granted the slot"""
+
+    @property
+    def arrays(self) -> Leaves:
+        index = self.index
+        return {name: array[index] for name, array in self.memory.items()}
+
+    def leaf(self, name: str) -> Array:
+        view: Array = self.memory[name][self.index]
+        return view
+
+
+class Gone(Exception):
+    """The other end of a channel no longer exists: its process has ended."""
 
 
 class Outbox(Protocol):
@@ -56,11 +70,19 @@ class Outbox(Protocol):
         """The oldest granted slot, the same until it is pushed; None: the receiver is behind."""
 
     def push(self, slot: Slot) -> None:
-        """Offer the reserved slot, filled, to the receiver."""
+        """Offer the reserved slot, filled, to the receiver; raises `Gone` where there is none."""
 
 
 class Inbox(Protocol):
-    """The receiver's end."""
+    """The receiver's end. It alone knows where each slot is, so it alone has a state."""
+
+    @property
+    def ended(self) -> bool:
+        """Has the sender gone? What it pushed before can still be probed."""
+
+    @property
+    def out(self) -> int:
+        """Grants whose slots have not been pushed yet, as far as is known here."""
 
     def grant(self, tag: int) -> bool:
         """Let the sender fill one more slot; False: none is free."""
@@ -74,11 +96,24 @@ class Inbox(Protocol):
     def slot(self, index: int) -> Slot:
         """The slot of this index, for a receiver that goes on after a restart."""
 
+    def reclaim(self) -> list[int]:
+        """Take back what was granted to a sender that is dead; the tags of those grants."""
 
-class Newest(Protocol):
-    """A conduit that keeps only the newest value: a version and a flat buffer."""
+    def state(self) -> dict[str, Any]:
+        """Which slots are free, granted and pushed; `used` of them were ever granted."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, before anything was granted; grants reach the sender again."""
+
+
+class Publisher(Protocol):
+    """The sender's end of a conduit that keeps only the newest value: a version and numbers."""
 
     def push(self, version: int, flat: Array) -> None: ...
+
+
+class Subscriber(Protocol):
+    """A receiver's end of it."""
 
     def probe(self, than: int, out: Array) -> int:
         """Copy the newest into `out` if it is newer than `than`; the version that `out` holds."""
@@ -94,8 +129,11 @@ class Transport(Protocol):
     def memory(self, channel: Channel) -> Mapping[str, Array]:
         """Every leaf of all slots, [slots, ...]: for a third role that reads in place."""
 
-    def newest(self, name: str, size: int) -> Newest:
-        """A newest-only conduit for `size` float32 numbers."""
+    def publisher(self, name: str, size: int) -> Publisher:
+        """The sender's end of a newest-only conduit for `size` float32 numbers."""
+
+    def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
+        """The end of its receiver of this index; there is one for each."""
 
     def wait(self, timeout: float) -> None:
         """Sleep until something arrives, or `timeout` seconds."""

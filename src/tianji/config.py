@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 import textwrap
 import tomllib
 import types
@@ -21,6 +22,7 @@ from tianji.env import import_modules
 from tianji.errors import Refusal, nearest
 from tianji.machine import cores
 from tianji.relax import PRESETS
+from tianji.trigger import TRIGGERS
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class EnvConfig:
 class ScaleConfig:
     """How the run is spread."""
 
-    engine: Literal["serial"] = "serial"
-    """what runs the roles; serial: all in this process, bit for bit repeatable"""
-    relax: Literal["sync", "one_step"] = "sync"
+    engine: Literal["serial", "local"] = "serial"
+    """what runs the roles; serial: all in this process; local: each in a process of its own"""
+    relax: Literal["sync", "periodic", "one_step", "bounded", "free", "tianji"] = "tianji"
     """how far acting and learning may run apart: a preset, see `tianji list`"""
     actors: Annotated[int, Bound(1, 10_000)] = 1
     """actors, each with envs of its own"""
@@ -57,6 +59,38 @@ class ScaleConfig:
     """cores that the learner computes with (torch threads)"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where the learner computes"""
+    pin: bool = True
+    """engine local: tie the learner to its cores and the other roles to the rest"""
+
+
+@dataclass(frozen=True)
+class RelaxConfig:
+    """Fields of the relaxation, where they are not to be the preset's."""
+
+    lead: Annotated[float, Bound(0, infinite=True)] | None = None
+    """updates that production may run ahead of the learner; inf: any number"""
+    late: Literal["wait", "pass"] | None = None
+    """wait: update k consumes exactly the rollouts granted for it; pass: the first that arrive"""
+    take: Literal["barrier", "boundary"] | None = None
+    """barrier: actors wait for the version that a grant asks for; boundary: never"""
+    start: Literal["batch", "stream"] | None = None
+    """batch: an update begins when all its rollouts are there; stream: it takes them one by one"""
+    publish: Count | None = None
+    """updates between two snapshots for the actors"""
+    max_staleness: Whole | None = None
+    """versions behind, at most, of what an update consumes: a guarantee; not for replay"""
+    publish_when: str | None = None
+    """a registered trigger: publish when it is due, instead of every so many updates"""
+    send_when: str | None = None
+    """a registered trigger: push a rollout when it is due, before it is full"""
+
+
+@dataclass(frozen=True)
+class ReuseConfig:
+    """How often rollouts of an on-policy algorithm are consumed."""
+
+    window: Count = 1
+    """batches of which each update draws one, 1 / window of it new; 1: each rollout once"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +105,8 @@ class StopConfig:
     """updates made"""
     seconds: Positive | None = None
     """wall-clock time of training, earlier parts of a resumed run included"""
+    when: str | None = None
+    """a registered trigger: the run ends when it is due"""
 
 
 @dataclass(frozen=True)
@@ -81,6 +117,8 @@ class EvalConfig:
     """updates between evaluations; 0: none"""
     episodes: Count = 10
     """episodes of an evaluation"""
+    when: str | None = None
+    """a registered trigger: evaluate when it is due, too"""
 
 
 @dataclass(frozen=True)
@@ -93,6 +131,8 @@ class CheckpointConfig:
     """how many of the last ones to keep, beside the best"""
     store: Literal["auto", "always", "never"] = "auto"
     """save what the buffer holds, so that resuming is exact; auto: up to 256 MiB"""
+    when: str | None = None
+    """a registered trigger: save when it is due, too"""
 
 
 @dataclass(frozen=True)
@@ -103,6 +143,8 @@ class Config:
     algorithm: Algorithm
     network: Network
     scale: ScaleConfig
+    relax: RelaxConfig
+    reuse: ReuseConfig
     stop: StopConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
@@ -124,7 +166,17 @@ class Config:
     def identity(self) -> str:
         """A hash of all that decides what is learnt: a checkpoint belongs to one of these."""
         tree = {k: v for k, v in self.tree().items() if k in ("seed", *IDENTITY)}
+        tree["scale"] = {k: v for k, v in tree["scale"].items() if k not in WHERE}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    def triggers(self) -> dict[str, str]:
+        """Which registered triggers are named, and by which key."""
+        return {
+            f"{section}.{f.name}": value
+            for section in ("relax", "stop", "eval", "checkpoint")
+            for f in dataclasses.fields(getattr(self, section))
+            if f.name.endswith("when") and (value := getattr(getattr(self, section), f.name))
+        }
 
     def rows(self) -> list[tuple[str, Any, str, str]]:
         """(dotted key, value, where from, meaning) of every key, also of those without a value."""
@@ -148,11 +200,15 @@ SECTIONS: dict[str, type[Any] | None] = {
     "algorithm": None,
     "network": Network,
     "scale": ScaleConfig,
+    "relax": RelaxConfig,
+    "reuse": ReuseConfig,
     "stop": StopConfig,
     "eval": EvalConfig,
     "checkpoint": CheckpointConfig,
 }
-IDENTITY = ("env", "algorithm", "network", "scale")
+IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse")
+WHERE = ("engine", "pin")
+"""keys of [scale] that say where roles run, not what is learnt"""
 
 
 def load_config(
@@ -246,6 +302,21 @@ def _check(config: Config) -> None:
             "stop.updates or stop.seconds."
         )
     assert config.scale.relax in PRESETS
+    lead = config.relax.lead
+    if lead is not None and math.isfinite(lead) and not lead.is_integer():
+        raise Refusal(f"relax.lead = {lead} is no number of updates. Set a whole number, or inf.")
+    for key, trigger in config.triggers().items():
+        if trigger not in TRIGGERS:
+            raise Refusal(
+                f'{key} = "{trigger}" names no trigger, so it would never be due.'
+                f"{nearest(trigger, TRIGGERS)} Own ones register themselves with "
+                f"tianji.register_trigger in a module that env.imports names."
+            )
+    if config.relax.publish_when and config.relax.publish:
+        raise Refusal(
+            "relax.publish and relax.publish_when both say when a version is published, and only "
+            "one can. Leave one of them out."
+        )
 
 
 def _convert_section(section: str, kind: type[Any], tree: Mapping[str, Any]) -> Any:

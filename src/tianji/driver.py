@@ -21,7 +21,9 @@ class Serial:
         self.at = 0
         """whose turn it is"""
         self.seconds: dict[str, float] = {}
-        """time spent, by "role/kind of work"; waiting for each other is "driver/turn" """
+        """time spent, by "role/kind of work" or "role/wait_whom"; going round is "driver/turn" """
+        self.waits = ""
+        """whom the role that was stepped last waits for; empty: it worked"""
         self._roles = roles
         self._clock = clock
         self._last = clock()
@@ -36,9 +38,10 @@ class Serial:
         if did:
             key = self._keys.get((at, did.kind)) or self._key(at, did.kind)
             self._waiting = 0
+            self.waits = ""
         else:
-            key = "driver/turn"
-            self._pass()
+            key = self._pass(did)
+            now = self._clock()
         self._account(key, now)
         return did
 
@@ -49,6 +52,11 @@ class Serial:
         self._account(f"{role.name}/{did.kind or 'wait'}", self._clock())
         return did
 
+    def start(self) -> None:
+        """What was before does not count."""
+        self.seconds.clear()
+        self._last = self._clock()
+
     def outside(self) -> None:
         """The time since the last step was not spent in a role: it is "run/other"."""
         self._account("run/other", self._clock())
@@ -57,17 +65,55 @@ class Serial:
         self.seconds[key] = self.seconds.get(key, 0.0) + now - self._last
         self._last = now
 
-    def _pass(self) -> None:
+    @property
+    def now(self) -> float:
+        """The clock's reading after the last step."""
+        return self._last
+
+    def _pass(self, did: Did) -> str:
+        """A role waits: what to do, and what the time since the last step was spent on."""
         self._waiting += 1
         if self._waiting > len(self._roles):
             waits = ", ".join(f"{role.name} {role.step()}" for role in self._roles)
             raise Failure(f"the run stands still: {waits}. This is a defect of tianji, not yours.")
         self.at = (self.at + 1) % len(self._roles)
+        return "driver/turn"
 
     def _key(self, at: int, kind: str) -> str:
         key = f"{self._roles[at].name.split('-')[0]}/{kind}"
         self._keys[at, kind] = key
         return key
+
+
+class Forever(Serial):
+    """A process's roles, each in turn; when none has work it sleeps until something arrives."""
+
+    NAP = 0.1
+    """seconds that it sleeps at most, so that it can say how it is"""
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        sleep: Callable[[float], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(roles, clock)
+        self._sleep = sleep
+
+    def spent(self, kind: str) -> None:
+        """The time since the last step was the first role's, of this kind."""
+        self._account(f"{self._roles[0].name.split('-')[0]}/{kind}", self._clock())
+
+    def _pass(self, did: Did) -> str:
+        role = self._roles[self.at]
+        self._waiting += 1
+        self.at = (self.at + 1) % len(self._roles)
+        if self._waiting < len(self._roles):
+            return "driver/turn"
+        self._waiting = 0
+        self.waits = did.waits
+        self._sleep(self.NAP)
+        return f"{role.name.split('-')[0]}/wait_{did.waits}"
 
 
 class Shuffled(Serial):
@@ -77,8 +123,9 @@ class Shuffled(Serial):
         super().__init__(roles)
         self._rng = np.random.default_rng(seed)
 
-    def _pass(self) -> None:
+    def _pass(self, did: Did) -> str:
         """Nobody's turn ends: the next role is drawn anyway."""
+        return "driver/turn"
 
     def step(self) -> Did:
         self.at = int(self._rng.integers(len(self._roles)))

@@ -64,6 +64,26 @@ class EnvSpec:
     action: Action
     max_episode_steps: int | None = None
 
+    def tree(self) -> State:
+        """As JSON can hold it, for another process."""
+        kind = type(self.action).__name__
+        action = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.action).items()}
+        observation = {k: [list(v.shape), v.dtype.str] for k, v in self.observation.items()}
+        return {
+            "id": self.id,
+            "observation": observation,
+            "action": [kind, action],
+            "max_episode_steps": self.max_episode_steps,
+        }
+
+    @classmethod
+    def of(cls, tree: State) -> EnvSpec:
+        kinds = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, Continuous)}
+        kind, fields = tree["action"]
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        observation = {k: leaf(tuple(s), dtype) for k, (s, dtype) in tree["observation"].items()}
+        return cls(tree["id"], observation, kinds[kind](**fields), tree["max_episode_steps"])
+
 
 class TimeStep(NamedTuple):
     """What one step of B envs gave. Arrays may be reused by the next step: copy what you keep."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tianji.algorithm import Policy, restart
-from tianji.channel import Newest
+from tianji.channel import Subscriber
 from tianji.env import Env
 from tianji.role import Did, State
 from tianji.types import EPISODE, Array, Leaves, Params
@@ -54,7 +54,7 @@ class Evaluator:
     name = "evaluator"
 
     def __init__(
-        self, env: Env, policy: Policy, snapshots: Newest, episodes: int, seed: int
+        self, env: Env, policy: Policy, snapshots: Subscriber, episodes: int, seed: int
     ) -> None:
         self.version = -1
         """of the snapshot that is or was evaluated last"""

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from tianji.algorithm import Metrics, Store, Trainer
-from tianji.channel import Inbox, Newest, Slot
+from tianji.channel import Inbox, Publisher, Slot
 from tianji.errors import Failure
 from tianji.role import Did, State
+from tianji.trigger import Counts, Trigger
 from tianji.types import Array, Report, Rollout
 
 TAKE, UPDATE = Did("take"), Did("update")
 NO_BATCH = Did(waits="buffer")
+
+LAST = 4
+"""place in a piece's counts: produced, received and filtered steps, episodes, 1 if it is the last
+piece of its batch"""
 
 
 class NonFinite(Failure):
@@ -31,8 +36,16 @@ class Learner:
     name = "learner"
 
     def __init__(
-        self, trainer: Trainer, store: Store, batches: Inbox, snapshots: list[Newest], depth: int
+        self,
+        trainer: Trainer,
+        store: Store,
+        batches: Inbox,
+        depth: int,
+        snapshots: Publisher,
+        publish: Trigger,
+        evaluations: Publisher | None = None,
     ) -> None:
+        """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent."""
         self.version = 0
         self.consumed = 0
         """valid steps so far, reuse included"""
@@ -41,10 +54,14 @@ class Learner:
         self._trainer = trainer
         self._store = store
         self._batches = batches
-        self._snapshots = snapshots
         self._depth = depth
-        self._batch: Slot | None = None
-        self._parts: Iterator[Rollout] = iter(())
+        self._snapshots = snapshots
+        self._publish_due = publish
+        self._evaluations = evaluations
+        self._counts = Counts()
+        self._pieces: list[Slot] = []
+        """of the batch in hand; the last one is being taken"""
+        self._parts: Iterator[Rollout] | None = None
         self._taken: list[Rollout] = []
         self._staleness: list[Array] = []
 
@@ -56,32 +73,50 @@ class Learner:
 
     @property
     def between_batches(self) -> bool:
-        return self._batch is None
+        return not self._pieces
 
     def step(self) -> Did:
-        if self._batch is None:
-            self._batch = self._batches.probe()
-            if self._batch is None:
+        if self._parts is None:
+            piece = self._batches.probe()
+            if piece is None:
                 return NO_BATCH
-            self._parts = iter(self._store.parts(self._batch.arrays))
+            self._pieces.append(piece)
+            self._parts = iter(self._store.parts(piece.arrays))
         part = next(self._parts, None)
         if part is not None:
             self._take(part)
             return TAKE
-        self._finish(self._batch)
+        self._parts = None
+        piece = self._pieces[-1]
+        if not piece.leaf("counts")[LAST]:
+            return TAKE
+        self._finish(piece)
         return UPDATE
+
+    def show_evaluator(self) -> None:
+        """Let the evaluator play with the newest version."""
+        assert self._evaluations is not None
+        self._evaluations.push(self.version, self._trainer.params(self.version).flat)
 
     def state(self) -> State:
         return {
             "version": self.version,
             "consumed": self.consumed,
+            "received": self._counts.steps,
             "trainer": self._trainer.state(),
+            "batches": self._batches.state(),
         }
 
     def load_state(self, state: State) -> None:
+        """Go on where the state was taken; without what was on its way, ask for batches anew."""
         self.version, self.consumed = state["version"], state["consumed"]
+        self._counts = Counts(state["received"], self.version)
         self._trainer.load_state(state["trainer"])
-        self._publish()
+        if state["batches"] is None:
+            self.begin()
+        else:
+            self._publish()
+            self._batches.load_state(state["batches"])
 
     def policy_state(self) -> State:
         """What acting with the newest version needs, apart from all else."""
@@ -100,31 +135,35 @@ class Learner:
         self._taken.append(part)
         self._trainer.take(part)
 
-    def _finish(self, batch: Slot) -> None:
+    def _finish(self, last: Slot) -> None:
         metrics = self._trainer.finish()
         self._refuse_nonfinite(metrics)
         self.version += 1
-        self._publish()
-        produced, received, episodes = batch.arrays["counts"].tolist()
+        produced, received, filtered, episodes, _ = last.leaf("counts").tolist()
+        before, self._counts = self._counts, Counts(received, self.version)
+        if self._publish_due(before, self._counts):
+            self._publish()
         staleness = self._staleness
+        freshness = [piece.leaf("freshness").tolist() for piece in self._pieces]
         self.report = Report(
             version=self.version,
             produced=produced,
             received=received,
             consumed=self.consumed,
-            episodes=batch.arrays["episodes"][:episodes].copy(),
+            episodes=last.leaf("episodes")[:episodes].copy(),
             metrics=metrics,
             staleness=staleness[0] if len(staleness) == 1 else np.concatenate(staleness),
+            filtered=filtered,
+            freshness=sum(fresh for fresh, _ in freshness) / len(freshness),
+            share=freshness[-1][1],
         )
-        self._batches.release(batch)
-        self._batches.grant(self.version)
-        self._batch = None
-        self._taken, self._staleness = [], []
+        for piece in self._pieces:
+            self._batches.release(piece)
+            self._batches.grant(self.version)
+        self._pieces, self._taken, self._staleness = [], [], []
 
     def _publish(self) -> None:
-        flat = self._trainer.params(self.version).flat
-        for snapshots in self._snapshots:
-            snapshots.push(self.version, flat)
+        self._snapshots.push(self.version, self._trainer.params(self.version).flat)
 
     def _refuse_nonfinite(self, metrics: Metrics) -> None:
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}

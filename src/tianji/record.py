@@ -6,7 +6,6 @@ import datetime
 import json
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +15,12 @@ import numpy as np
 from tianji.histogram import Histogram
 from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
-from tianji.types import EPISODE, Array, Report
+from tianji.tally import Tally, only_counts
+from tianji.types import Array, Report
 from tianji.view.status import Staleness, Status, View, duration, human, number
+from tianji.watch import Episodes, mean_of
 
-WINDOW = 100
-"""episodes that return_mean and length_mean are over"""
+COUNTS = ("version", "produced", "received", "consumed", "filtered")
 
 Util = Mapping[str, float]
 """Shares of a role's time, 0 to 1, by "role/kind"."""
@@ -42,7 +42,6 @@ class Recorder:
         """`limits` are the stop conditions, as `trigger.Reached` has them; `started` is the clock's
         reading that elapsed seconds count from; `interval` is in seconds."""
         self.rows_lost = 0
-        self.episodes = 0
         self._view = view
         self._limits = dict(limits)
         self._clock = clock
@@ -55,16 +54,11 @@ class Recorder:
         drop_torn_line(folder / "metrics.jsonl")
         self._elapsed_before = 0.0
         self._last = only_counts(0, 0, 0, 0)
-        self._returns: deque[float] = deque(maxlen=WINDOW)
-        self._lengths: deque[int] = deque(maxlen=WINDOW)
-        self._length_sum = 0
-        self._return_mean: float | None = None
+        self._episodes = Episodes()
         self._return_first: float | None = None
         self._return_best: float | None = None
         self._curve = Curve()
-        self._recent, self._whole = Histogram(), Histogram()
-        self._sums: dict[str, float] = {}
-        self._uses: dict[str, int] = {}
+        self._recent, self._whole = Tally(), Histogram()
         self._util: Util = {}
         self._trouble_said = False
         self._closed = False
@@ -89,15 +83,15 @@ class Recorder:
         self._last = report
         if len(report.episodes):
             self._note_episodes(report.episodes, report.received)
-        sums, uses = self._sums, self._uses
-        for name, value in report.metrics.items():
-            if name in sums:
-                sums[name] += value
-                uses[name] += 1
-            else:
-                sums[name] = value
-                uses[name] = 1
-        self._recent.add(report.staleness)
+        self._recent.add(report)
+
+    def merge(self, tally: Tally) -> None:
+        """Note several updates at once."""
+        assert tally.last is not None
+        self._last = tally.last
+        if len(episodes := tally.episodes):
+            self._note_episodes(episodes, tally.last.received)
+        self._recent.merge(tally)
 
     def tick(self, util: Util | Callable[[], Util] | None = None) -> None:
         """Write a row, refresh the view, where due. A function `util` is called only then."""
@@ -110,7 +104,8 @@ class Recorder:
             self._write_interval(now)
             self._row_due = now + self._interval
         if now >= self._view_due:
-            recent = self._shown or (self._mark.rates(now, self._last), self._recent.spread())
+            rates, spread = self._mark.rates(now, self._last), self._recent.staleness.spread()
+            recent = self._shown or (rates, spread)
             before = self._clock()
             self._view.show(self._status(*recent))
             # a view takes at most a hundredth of the time
@@ -167,24 +162,36 @@ class Recorder:
         return self._elapsed_before + self._clock() - self._started
 
     @property
+    def steps(self) -> int:
+        """Received."""
+        return self._last.received
+
+    @property
+    def episodes(self) -> int:
+        return self._episodes.count
+
+    @property
     def return_mean(self) -> float | None:
         """Of the last 100 episodes; None before the first."""
-        return self._return_mean
+        return self._episodes.return_mean
 
     @property
     def length_mean(self) -> float | None:
         """Of the last 100 episodes, in steps; None before the first."""
-        return self._length_sum / len(self._lengths) if self._lengths else None
+        return self._episodes.length_mean
 
     def summary(self) -> dict[str, Any]:
-        rates = self._base.rates(self._clock(), self._last)
+        last = self._last
+        rates = self._base.rates(self._clock(), last)
         staleness = self._staleness()
         summary: dict[str, Any] = {
             "episodes": self.episodes,
-            "return_mean": finite(self._return_mean),
+            "return_mean": finite(self.return_mean),
             "length_mean": self.length_mean,
             "steps_per_s": rates._asdict(),
             "staleness": None if staleness is None else staleness._asdict(),
+            "replay_ratio": last.consumed / last.received if last.received else None,
+            "filtered": last.filtered,
         }
         return summary | ({"rows_lost": self.rows_lost} if self.rows_lost else {})
 
@@ -198,22 +205,23 @@ class Recorder:
             "consumed": last.consumed,
             "episodes": self.episodes,
             "rows_lost": self.rows_lost,
-            "returns": np.array(self._returns, np.float64),
-            "lengths": np.array(self._lengths, np.int64),
+            "returns": np.array(self._episodes.returns, np.float64),
+            "lengths": np.array(self._episodes.lengths, np.int64),
             "return_first": self._return_first,
             "return_best": self._return_best,
             "curve": np.array(self._curve.points, np.float64).reshape(-1, 2),
-            "staleness": self._whole.plus(self._recent).state(),
+            "filtered": last.filtered,
+            "staleness": self._whole.plus(self._recent.staleness).state(),
         }
 
     def load_state(self, state: State) -> None:
         """Go on from a state, before `begin`: totals continue, rates are of this process alone."""
         self._elapsed_before = state["elapsed"]
-        counts = (state[name] for name in ("version", "produced", "received", "consumed"))
+        counts = (state[name] for name in COUNTS)
         self._last = only_counts(*counts)
-        self.episodes = state["episodes"]
         self.rows_lost = state["rows_lost"]
-        self._set_window(state["returns"].tolist(), state["lengths"].tolist())
+        returns, lengths = state["returns"].tolist(), state["lengths"].tolist()
+        self._episodes.load(state["episodes"], returns, lengths)
         self._return_first, self._return_best = state["return_first"], state["return_best"]
         self._curve = Curve([(x, y) for x, y in state["curve"].tolist()])
         self._whole = Histogram.of(state["staleness"])
@@ -221,28 +229,19 @@ class Recorder:
         self.begin()
 
     def _note_episodes(self, episodes: Array, received: int) -> None:
-        self.episodes += len(episodes)
-        latest = episodes[-WINDOW:]
-        self._set_window(latest["return"].tolist(), latest["length"].tolist())
-        mean = self._return_mean
+        self._episodes.add(episodes)
+        mean = self.return_mean
         if mean is None or not math.isfinite(mean):
             return
         if self._return_first is None:
             self._return_first = mean
-        if len(self._returns) == WINDOW:
+        if self._episodes.full:
             self._return_best = mean if self._return_best is None else max(mean, self._return_best)
         self._curve.add(received, mean)
 
-    def _set_window(self, returns: list[float], lengths: list[int]) -> None:
-        """Add episodes. The sums are made anew, exactly: a running sum of floats would drift."""
-        self._returns.extend(returns)
-        self._lengths.extend(lengths)
-        self._length_sum = sum(self._lengths)
-        self._return_mean = mean_of(self._returns)
-
     def _staleness(self) -> Staleness | None:
         """Of the whole run."""
-        return self._whole.plus(self._recent).spread()
+        return self._whole.plus(self._recent.staleness).spread()
 
     def _counts(self) -> dict[str, float | None]:
         return {
@@ -250,7 +249,7 @@ class Recorder:
             "updates": self._last.version,
             "episodes": self.episodes,
             "seconds": self.elapsed,
-            "return": finite(self._return_mean),
+            "return": finite(self.return_mean),
         }
 
     def _status(self, rates: Rates, staleness: Staleness | None) -> Status:
@@ -265,7 +264,7 @@ class Recorder:
             consumed=rates.consumed,
             fraction=fraction,
             goals=goals,
-            return_mean=finite(self._return_mean),
+            return_mean=finite(self.return_mean),
             return_best=self._return_best,
             length_mean=self.length_mean,
             staleness=staleness,
@@ -275,9 +274,10 @@ class Recorder:
 
     def _write_interval(self, now: float) -> None:
         last, before = self._last, self._mark.report
-        rates, staleness = self._mark.rates(now, last), self._recent.spread()
+        recent = self._recent
+        rates, staleness = self._mark.rates(now, last), recent.staleness.spread()
         row: dict[str, float | None] = {
-            "rollout/ep_rew_mean": self._return_mean,
+            "rollout/ep_rew_mean": self.return_mean,
             "rollout/ep_len_mean": self.length_mean,
             "train/n_updates": last.version,
             "time/fps": self._base.rates(now, last).received,
@@ -291,12 +291,16 @@ class Recorder:
             row["flow/replay_ratio"] = (last.consumed - before.consumed) / received
         if staleness is not None:
             row |= {f"staleness/{name}": value for name, value in staleness._asdict().items()}
-        row |= {f"train/{name}": total / self._uses[name] for name, total in self._sums.items()}
+            row |= {
+                "staleness/freshness": recent.freshness,
+                "staleness/P": last.share,
+                "staleness/filtered": last.filtered,
+            }
+        row |= {f"train/{name}": total / recent.uses[name] for name, total in recent.sums.items()}
         row |= {f"util/{name}": share for name, share in self._util.items()}
         self._write(last.received, last.version, row)
-        self._whole = self._whole.plus(self._recent)
-        self._recent = Histogram()
-        self._sums, self._uses = {}, {}
+        self._whole = self._whole.plus(recent.staleness)
+        self._recent = Tally()
         self._mark = Mark(now, last)
         self._shown = rates, staleness
 
@@ -322,12 +326,6 @@ class Recorder:
         if not self._trouble_said:
             self._trouble_said = True
             self.event(f"metrics are lost: {error}. Training goes on, and each row is tried.")
-
-
-def only_counts(version: int, produced: int, received: int, consumed: int) -> Report:
-    """A report of nothing new."""
-    episodes, staleness = np.empty(0, EPISODE), np.empty(0, np.int64)
-    return Report(version, produced, received, consumed, episodes, {}, staleness)
 
 
 class Rates(NamedTuple):
@@ -397,16 +395,6 @@ class Curve:
             del self.points[1:-1:2]
         if len(self.points) > self.ROOM // 2:
             self._next = x + (x - self.points[0][0]) / len(self.points)
-
-
-def mean_of(values: Sequence[float] | Array) -> float | None:
-    """Rounded once, whatever the order; None of nothing, nan where it has no value."""
-    if len(values) == 0:
-        return None
-    try:
-        return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):  # beyond the range of floats; inf and -inf
-        return math.nan
 
 
 def finite(value: float | None) -> float | None:

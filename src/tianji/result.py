@@ -26,7 +26,15 @@ class Result:
     return_mean: float | None
     """of the last 100 training episodes"""
     steps_per_s: Mapping[str, float]
+    replay_ratio: float | None
+    """steps consumed for each step received"""
     staleness: Mapping[str, float] | None
+    """versions behind, of what updates consumed: mean, p95, max"""
+    filtered: int
+    """steps received that were too stale to be consumed"""
+    time: Mapping[str, Mapping[str, float]]
+    """where the time went: for each kind of host, shares that add up to 1, work by its kind and
+    waiting by whom for"""
     params_sha256: str
     stop_reason: str
     resumed: str | None = None

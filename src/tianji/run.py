@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
+import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tianji.actor import SIMULATE
-from tianji.buffer import RECEIVE
-from tianji.build import Built, build
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
-from tianji.config import IDENTITY, SECTIONS, Config, load_config
-from tianji.driver import Serial
+from tianji.config import IDENTITY, SECTIONS, WHERE, Config, load_config
+from tianji.engines.engine import Engine, Evaluated, Event, has_store
 from tianji.errors import Failure, Refusal
-from tianji.evaluator import EVALUATED
 from tianji.folder import (
     find_run,
     locked,
@@ -29,17 +26,20 @@ from tianji.folder import (
     save_batch,
     write_json,
 )
-from tianji.learner import UPDATE, NonFinite
-from tianji.record import WINDOW, Recorder
+from tianji.learner import NonFinite
+from tianji.record import Recorder
 from tianji.result import Result
 from tianji.role import State
 from tianji.signals import Signals
-from tianji.trigger import Every, Reached
-from tianji.types import Report, sha256
+from tianji.tally import Tally
+from tianji.trigger import Counts
 from tianji.view.status import SilentView, View
+from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
+SETTLE = 8.0
+"""seconds in which a run that was told to end must come to rest, to be saved"""
 
 
 def train(
@@ -58,11 +58,15 @@ def train(
     age = age or _since_now()
     resolved = config if isinstance(config, Config) else load_config(config, overrides)
     folder = run_folder(Path(runs), name, resolved)
-    prepare_torch(resolved)
-    with contextlib.closing(_build(resolved)) as built:
+    with _engine(resolved) as engine:
         folder = make_folder(folder, name is not None, resolved)
         with locked(folder):
-            return _Run(resolved, folder, built, view or SilentView(), age).go()
+            try:
+                engine.start(folder)
+            except Refusal:
+                shutil.rmtree(folder)
+                raise
+            return _Run(resolved, folder, engine, view or SilentView(), age).go()
 
 
 def resume(
@@ -77,31 +81,47 @@ def resume(
     age = age or _since_now()
     folder = find_run(run)
     overrides = [overrides] if isinstance(overrides, str) else overrides
+    free = [f"scale.{key}" for key in WHERE]
     for override in overrides:
-        section = override.partition("=")[0].split(".")[0]
-        if section in IDENTITY or section == "seed":
+        key = override.partition("=")[0].strip()
+        section = key.split(".")[0]
+        if (section in IDENTITY and key not in free) or section == "seed":
+            can = [*(s for s in SECTIONS if s not in IDENTITY), *free]
             raise Refusal(
                 f"{override} would make it another run: its checkpoints were learnt with the old "
-                f"value. Start a new one with `tianji train`; only "
-                f"{', '.join(s for s in SECTIONS if s not in IDENTITY)} can be changed here."
+                f"value. Start a new one with `tianji train`; only {', '.join(can)} can be "
+                f"changed here."
             )
     config = load_config(folder / "config.toml", overrides, name=folder.name)
-    prepare_torch(config)
-    with locked(folder), contextlib.closing(_build(config)) as built:
-        going_on = _Run(config, folder, built, view or SilentView(), age)
+    with locked(folder), _engine(config) as engine:
+        going_on = _Run(config, folder, engine, view or SilentView(), age)
         going_on.restore(checkpoint)
+        engine.start(folder)
         rewrite_config(folder, config)
         return going_on.go()
 
 
-def _build(config: Config) -> Built:
+@contextlib.contextmanager
+def _engine(config: Config) -> Iterator[Engine]:
+    """The engine that the config names, closed in the end."""
     try:
-        return build(config)
+        engine: Engine
+        if config.scale.engine == "local":
+            from tianji.engines.local import LocalEngine
+
+            engine = LocalEngine(config, lambda: prepare_torch(config))
+        else:
+            from tianji.engines.serial import SerialEngine
+
+            prepare_torch(config)
+            engine = SerialEngine(config)
     except MemoryError as error:
         raise Refusal(
             f"the run does not fit in memory: {error}. Lower scale.envs_per_actor, "
             f"scale.rollout_length, algorithm.capacity or network.hidden."
         ) from error
+    with contextlib.closing(engine):
+        yield engine
 
 
 def prepare_torch(config: Config) -> None:
@@ -120,58 +140,44 @@ class _Run:
     """One process's part of a run."""
 
     def __init__(
-        self, config: Config, folder: Path, built: Built, view: View, age: Callable[[], float]
+        self, config: Config, folder: Path, engine: Engine, view: View, age: Callable[[], float]
     ) -> None:
         self._config = config
         self._folder = folder
-        self._built = built
+        self._engine = engine
         self._view = view
         self._age = age
-        self._limits = {
-            name: limit
-            for name, limit in (
-                ("return", config.stop.return_),
-                ("steps", config.stop.steps),
-                ("updates", config.stop.updates),
-                ("seconds", config.stop.seconds),
-            )
-            if limit is not None
-        }
-        self._stop = Reached(self._limits)
-        self._save_every = Every(config.checkpoint.every)
-        self._evaluate_every = Every(config.eval.every)
-        self._driver = Serial(built.roles)
+        self._limits = limits(config)
         self._recorder = Recorder(folder, view, self._limits)
         self._checkpoints = Checkpoints(
             folder / "checkpoints", config.checkpoint.keep, config.identity()
         )
+        self._restored: dict[str, State] | None = None
         self._signal: int | None = None
+        self._stop: str | None = None
+        """why the run ends, once it does"""
+        self._save_due = False
         self._resumed: str | None = None
         self._evaluated: float | None = None
         """mean return of the last evaluation"""
         self._start_s = 0.0
         self._unsaved = 0
-        self._util_before: dict[str, float] = {}
 
     def restore(self, checkpoint: str) -> None:
         """Go on from a checkpoint."""
         parts = self._checkpoints.load(checkpoint).parts
-        built, run = self._built, parts["run"]
-        reset = [a.name for a, s in zip(built.actors, run["actors"], strict=True) if not a.exact(s)]
-        if "store" in parts:
-            built.transport.load_state(parts["store"])
-        built.learner.load_state(parts["trainer"])
-        if "store" not in parts:
-            built.learner.begin()
-        built.buffer.load_state(run["buffer"])
-        for actor, state in zip(built.actors, run["actors"], strict=True):
-            actor.load_state(state)
+        self._restored, run = parts, parts["run"]
         self._recorder.load_state(run["recorder"])
-        self._driver.at = run["at"]
         self._evaluated = run["evaluated"]
-        why = ["store not saved"] if "store" not in parts else []
-        why += ["envs reset"] if reset else []
-        end = [built.spec.updates, built.spec.steps]
+        topology = self._engine.topology
+        why = []
+        if "store" not in parts:
+            why.append("store not saved")
+        elif not has_store(parts, topology):
+            why.append("store of another size")
+        if why or any("env" not in state for state in run["actors"]):
+            why.append("envs reset")
+        end = [topology.spec.updates, topology.spec.steps]
         if run["end"] != end and getattr(self._config.algorithm, "uses_end", False):
             why.append("the schedule's end was moved")
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
@@ -195,109 +201,83 @@ class _Run:
         return result
 
     def _begin(self) -> None:
-        if self._resumed is None:
-            self._built.learner.begin()
+        self._engine.begin(self._restored)
         self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
         if self._resumed:
-            version = self._built.learner.version
+            assert self._restored is not None
+            version = self._restored["trainer"]["version"]
             self._recorder.event(f"resumed at update {version}: {self._resumed}")
 
     def _loop(self) -> tuple[str, str]:
-        driver, learner, tick, util = (
-            self._driver,
-            self._built.learner,
-            self._recorder.tick,
-            self._util,
-        )
+        """Until a stop condition holds or a signal comes, and all is at rest."""
+        engine, recorder, asked = self._engine, self._recorder, math.inf
         while True:
-            did = driver.step()
-            if did is UPDATE:
-                assert learner.report is not None
-                if reason := self._after_update(learner.report):
-                    return "done", reason
-            elif did is SIMULATE and self._start_s == 0.0:
+            for event in engine.turn():
+                self._note(event)
+            if self._start_s == 0.0 and engine.started:
                 self._start_s = self._age()
-            elif did is RECEIVE and self._built.buffer.filling:
-                # No update is near that would report or judge: show what arrives, end if told to.
-                self._recorder.update(self._built.buffer.report(learner.version, learner.consumed))
-                if reason := self._stop.due(self._counts()):
-                    return "done", reason
-            tick(util)
-            if self._signal is not None and learner.between_batches:
-                name = signal.Signals(self._signal).name
-                return ("interrupted" if self._signal == signal.SIGINT else "stopped"), name
+            recorder.tick(engine.shares)
+            evaluates = engine.evaluating and self._signal is None
+            if self._signal is not None or (self._stop is not None and not evaluates):
+                engine.settle()
+                asked = min(asked, time.monotonic())
+                if engine.settled or time.monotonic() - asked > SETTLE:
+                    return self._ended()
+            elif self._save_due and engine.settled and (engine.beside or not engine.evaluating):
+                self._save_due = False
+                self._save()
+                engine.go_on()
 
-    def _after_update(self, report: Report) -> str | None:
-        """Record it; the reason to stop, if there is one now."""
-        self._recorder.update(report)
-        if self._evaluate_every.due(report.version - 1, report.version):
-            self._evaluate()
-        if reason := self._stop.due(self._counts()):
-            return reason
-        if self._save_every.due(report.version - 1, report.version):
-            self._save()
-        return None
+    def _ended(self) -> tuple[str, str]:
+        if self._stop is not None:
+            return "done", self._stop
+        assert self._signal is not None
+        name = signal.Signals(self._signal).name
+        return ("interrupted" if self._signal == signal.SIGINT else "stopped"), name
 
-    def _evaluate(self) -> None:
-        """Let the evaluator play with this very version; a signal ends it early, unrecorded."""
-        evaluator = self._built.evaluator
-        assert evaluator is not None
-        while self._signal is None:
-            if self._driver.step_other(evaluator) is EVALUATED:
-                returns, lengths = (evaluator.result[k].tolist() for k in ("return", "length"))
-                self._recorder.evaluation(self._steps, evaluator.version, returns, lengths)
-                self._evaluated = sum(returns) / len(returns)
-                return
-            self._recorder.tick(self._util)
+    def _note(self, event: Event) -> None:
+        """Record it; what it makes due."""
+        if isinstance(event, Evaluated):
+            returns, lengths = (event.episodes[k].tolist() for k in ("return", "length"))
+            self._recorder.evaluation(event.steps, event.version, returns, lengths)
+            self._evaluated = sum(returns) / len(returns)
+            return
+        if not isinstance(event.report, Tally):
+            self._recorder.update(event.report)
+        elif event.report.last is not None:
+            self._recorder.merge(event.report)
+        self._stop = self._stop or event.due.stop
+        self._save_due = self._save_due or event.due.save
 
-    def _counts(self) -> dict[str, float]:
-        recorder, mean = self._recorder, self._recorder.return_mean
-        enough = recorder.episodes >= WINDOW and mean is not None
-        return {
-            "return": mean if enough and mean is not None else -float("inf"),
-            "steps": self._steps,
-            "updates": self._built.learner.version,
-            "seconds": recorder.elapsed,
-        }
+    def _save(self) -> None:
+        """Write a checkpoint, where all is at rest; a full disk is said and stops nothing."""
+        if not self._engine.settled:
+            self._unsaved += 1
+            self._recorder.event(
+                f"not saved: the run did not come to rest within {SETTLE:g} s, in the middle of an "
+                f"update; the last checkpoint, if there is one, is kept"
+            )
+            return
+        most = {"auto": STORE_AUTO, "always": math.inf, "never": -1}
+        self._write(self._engine.parts(most[self._config.checkpoint.store]))
 
-    @property
-    def _steps(self) -> int:
-        return self._built.buffer.received
-
-    def _save(self, store: bool = True) -> None:
-        """Write a checkpoint; a full disk is said and does not stop the run. Without `store`, only
-        what was learnt: envs and the buffer begin anew when it is resumed."""
-        built = self._built
-        policy = built.learner.policy_state()
-        buffer, actors = built.buffer.state(), [actor.state() for actor in built.actors]
-        parts: dict[str, State] = {"policy": policy, "trainer": built.learner.state()}
-        wanted = self._config.checkpoint.store
-        fits = wanted == "auto" and built.transport.nbytes <= STORE_AUTO
-        if store and (wanted == "always" or fits):
-            parts["store"] = built.transport.state()
-        else:
-            buffer["store"] = None
-            for state in actors:
-                state.pop("env", None)
-        parts["run"] = {
-            "buffer": buffer,
-            "actors": actors,
+    def _write(self, parts: dict[str, State]) -> None:
+        spec = self._engine.topology.spec
+        parts["run"] |= {
             "recorder": self._recorder.state(),
-            "at": self._driver.at,
-            "end": [built.spec.updates, built.spec.steps],
+            "end": [spec.updates, spec.steps],
             "evaluated": self._evaluated,
         }
-        score = self._evaluated if built.evaluator else self._recorder.return_mean
-        meta = {"updates": built.learner.version, "seed": self._config.seed}
+        score = self._evaluated if self._engine.topology.evaluates else self._recorder.return_mean
+        meta = {"updates": parts["trainer"]["version"], "seed": self._config.seed}
         try:
-            path = self._checkpoints.save(self._steps, parts, meta, score)
+            path = self._checkpoints.save(self._recorder.steps, parts, meta, score)
             self._recorder.event(f"checkpoint {path.name}")
         except CheckpointNotSaved as error:
             self._unsaved += 1
             self._recorder.event(str(error))
-        self._driver.outside()
 
     def _result(self, status: str, reason: str) -> Result:
         summary = self._recorder.summary()
@@ -309,13 +289,16 @@ class _Run:
             run_dir=str(self._folder),
             wall_s=round(self._age(), 3),
             start_s=round(self._start_s, 3),
-            steps=self._steps,
-            updates=self._built.learner.version,
+            steps=self._recorder.steps,
+            updates=self._engine.version,
             episodes=summary["episodes"],
             return_mean=summary["return_mean"],
             steps_per_s={k: round(v, 1) for k, v in summary["steps_per_s"].items()},
+            replay_ratio=summary["replay_ratio"],
             staleness=summary["staleness"],
-            params_sha256=sha256(self._built.learner.networks()),
+            filtered=summary["filtered"],
+            time=self._engine.time(),
+            params_sha256=self._engine.networks_sha256(),
             stop_reason=reason,
             resumed=self._resumed,
             notes=notes,
@@ -323,17 +306,22 @@ class _Run:
 
     def _refuse_ended(self) -> None:
         """A run that is to go on needs an end that is not behind it."""
-        counts = self._counts()
-        reason = self._stop.due(counts)
+        assert self._restored is not None
+        watch = Watch(self._config)
+        watch.load_state(self._restored["run"]["recorder"])
+        counts = watch.counts
+        reason = watch.ended(Counts())
         if reason is None:
             return
-        reached = [name for name, limit in self._limits.items() if counts[name] >= limit]
+        by_name = {"return": counts.return_mean, "steps": counts.steps,
+                   "updates": counts.updates, "seconds": counts.seconds}  # fmt: skip
+        reached = [name for name, limit in self._limits.items() if by_name[name] >= limit]
         later = [
-            "stop.return=inf" if name == "return" else f"stop.{name}={math.ceil(2 * counts[name])}"
+            "stop.return=inf" if name == "return" else f"stop.{name}={math.ceil(2 * by_name[name])}"
             for name in reached
         ]
         if reached == list(self._limits) == ["return"]:
-            later.append(f"stop.steps={2 * self._steps}")
+            later.append(f"stop.steps={2 * counts.steps}")
         words = shlex.join(["tianji", "resume", str(self._folder), *later])
         raise Refusal(
             f"{self._folder} has already ended: {reason}. Give it a later end, such as `{words}`."
@@ -341,7 +329,8 @@ class _Run:
 
     def _fail(self, error: BaseException) -> None:
         """Leave behind what is needed to understand a failure, and what was learnt before it."""
-        self._recorder.log("failed:\n" + "".join(traceback.format_exception(error)).rstrip())
+        trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
+        self._recorder.log(f"failed: {error}\n{trace.rstrip()}")
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         failure = {"status": status, "error": type(error).__name__, "message": str(error)}
         write_json(self._folder / "result.json", failure | {"run_dir": str(self._folder)})
@@ -349,20 +338,13 @@ class _Run:
             path = self._folder / "nonfinite_batch.safetensors"
             if save_batch(path, error.batch):
                 self._recorder.event(f"the batch is saved in {path}")
-        elif isinstance(error, Failure) and self._built.learner.between_batches:
-            self._save(store=False)
+        elif isinstance(error, Failure) and (parts := self._engine.rescue()) is not None:
+            self._write(parts)
         self._recorder.event(f"failed; the log is {self._folder / 'log.txt'}")
-
-    def _util(self) -> dict[str, float]:
-        """Shares of the time since the last call, by role and kind of work; they add up to 1."""
-        seconds, before = dict(self._driver.seconds), self._util_before
-        spent = {k: v - before.get(k, 0.0) for k, v in seconds.items()}
-        self._util_before = seconds
-        total = sum(spent.values())
-        return {k: v / total for k, v in spent.items()} if total > 0 else {}
 
     def _caught(self, number: int) -> None:
         if self._signal is not None and number == signal.SIGINT:
+            self._engine.kill()
             raise KeyboardInterrupt
         self._signal = number
 

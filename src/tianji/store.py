@@ -9,9 +9,9 @@ import numpy as np
 
 from tianji import returns
 from tianji.algorithm import Lanes
-from tianji.errors import Failure
+from tianji.errors import Failure, Refusal
 from tianji.role import State
-from tianji.types import EPISODE, GAP, VERSION, Array, Layout, Leaves, Rollout, leaf
+from tianji.types import EPISODE, GAP, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
 
 MOST_DRAWS = 10_000
 """times that replay draws again where it hit steps that only reset an env"""
@@ -20,7 +20,11 @@ MOST_DRAWS = 10_000
 class Fresh:
     """Each rollout is consumed once, in place, in the order of arrival; `rollouts` make a batch."""
 
-    def __init__(self, lanes: Lanes, rollouts: int) -> None:
+    share = 1.0
+
+    def __init__(self, lanes: Lanes, rollouts: int, pieces: int = 1) -> None:
+        """`rollouts` for each of the `pieces` of an update."""
+        self.pieces = pieces
         self.selection: Layout = {
             "lane": leaf((rollouts,), np.int64),
             "slot": leaf((rollouts,), np.int64),
@@ -28,17 +32,23 @@ class Fresh:
         self._rollouts = rollouts
         self._waiting: deque[tuple[int, int]] = deque()
         self._retired: list[tuple[int, int]] = []
-        self._views: list[dict[int, Rollout]] = [{} for _ in lanes.memory]
         self._lanes = lanes
+
+    def streamed(self) -> Fresh:
+        return Fresh(self._lanes, 1, pieces=self._rollouts)
+
+    def windowed(self, batches: int) -> Window:
+        return Window(self._lanes, self._rollouts, batches)
 
     def add(self, lane: int, slot: int) -> None:
         self._waiting.append((lane, slot))
 
-    def choose(self, rng: np.random.Generator, out: Leaves) -> None:
+    def choose(self, rng: np.random.Generator, out: Leaves) -> float:
         for i in range(self._rollouts):
             lane, slot = self._waiting.popleft()
             out["lane"][i], out["slot"][i] = lane, slot
             self._retired.append((lane, slot))
+        return 1.0
 
     def retired(self) -> Iterable[tuple[int, int]]:
         retired, self._retired = self._retired, []
@@ -46,11 +56,8 @@ class Fresh:
 
     def parts(self, selection: Leaves) -> Iterator[Rollout]:
         for lane, slot in zip(selection["lane"].tolist(), selection["slot"].tolist(), strict=True):
-            views = self._views[lane]
-            if slot not in views:
-                memory = self._lanes.memory[lane]
-                views[slot] = Rollout.over({name: array[slot] for name, array in memory.items()})
-            yield views[slot]
+            memory = self._lanes.memory[lane]
+            yield Rollout.over({name: array[slot] for name, array in memory.items()})
 
     def state(self) -> State:
         return {
@@ -63,6 +70,103 @@ class Fresh:
         self._retired = [(lane, slot) for lane, slot in state["retired"]]
 
 
+class Window:
+    """A batch from the last K batches, 1 / K of it from each: the paper's New (K = 1), Lag2, Lag4
+    and Lag8. What is drawn is the whole time of single envs; the newest batch is all new."""
+
+    pieces = 1
+
+    def __init__(self, lanes: Lanes, rollouts: int, batches: int) -> None:
+        B = lanes.memory[0]["reward"].shape[2]
+        columns = rollouts * B
+        if columns % batches:
+            fits = [k for k in range(1, columns + 1) if columns % k == 0]
+            near = min(fits, key=lambda k: (abs(k - batches), k))
+            raise Refusal(
+                f"reuse.window = {batches} does not divide the {columns} envs of a batch, so that "
+                f"1 / {batches} of it could not be new. Set it to {near}, or scale.envs_per_actor "
+                f"to a multiple of {batches}."
+            )
+        self.selection: Layout = {
+            name: leaf((columns,), np.int64) for name in ("lane", "slot", "env")
+        }
+        self._lanes = lanes
+        self._rollouts, self._B, self._batches = rollouts, B, batches
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._held: deque[list[tuple[int, int]]] = deque()
+        self._used = [np.zeros((len(m["head"]), B), np.bool_) for m in lanes.memory]
+        """which envs' time of each slot was consumed before"""
+        self._retired: list[tuple[int, int]] = []
+
+    @property
+    def share(self) -> float:
+        return 1.0 / max(1, len(self._held))
+
+    def add(self, lane: int, slot: int) -> None:
+        self._used[lane][slot] = False
+        self._waiting.append((lane, slot))
+
+    def choose(self, rng: np.random.Generator, out: Leaves) -> float:
+        if len(self._held) == self._batches:
+            self._retired += self._held.popleft()
+        self._held.append([self._waiting.popleft() for _ in range(self._rollouts)])
+        columns, m = self._rollouts * self._B, len(self._held)
+        cuts = [columns * i // m for i in range(m + 1)]
+        fresh = 0
+        for batch, begin, end in zip(self._held, cuts, cuts[1:], strict=False):
+            drawn = rng.permutation(columns)[: end - begin]
+            place, env = np.divmod(drawn, self._B)
+            lane, slot = np.array(batch).T[:, place]
+            out["lane"][begin:end], out["slot"][begin:end] = lane, slot
+            out["env"][begin:end] = env
+            for i, used in enumerate(self._used):
+                mine = lane == i
+                fresh += int(np.count_nonzero(~used[slot[mine], env[mine]]))
+                used[slot[mine], env[mine]] = True
+        return float(fresh / columns)
+
+    def retired(self) -> Iterable[tuple[int, int]]:
+        retired, self._retired = self._retired, []
+        return retired
+
+    def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        for begin in range(0, len(selection["lane"]), self._B):
+            lane, slot, env = (
+                selection[k][begin : begin + self._B] for k in ("lane", "slot", "env")
+            )
+            leaves: Leaves = {}
+            for name, array in self._lanes.memory[0].items():
+                if name not in ("head", "episodes"):
+                    shape = array.shape[1], self._B, *array.shape[3:]
+                    leaves[name] = np.empty(shape, array.dtype)
+            versions = np.empty(self._B, np.int64)
+            for i, memory in enumerate(self._lanes.memory):
+                (mine,) = np.nonzero(lane == i)
+                for name, array in leaves.items():
+                    array[:, mine] = memory[name][slot[mine], :, env[mine]].swapaxes(0, 1)
+                versions[mine] = memory["head"][slot[mine], VERSION]
+            head = np.zeros(8, np.int64)
+            head[SOURCE], head[GAP] = -1, 1
+            part = Rollout.over(leaves | {"head": head, "episodes": np.empty(0, EPISODE)})
+            part.versions = versions
+            yield part
+
+    def state(self) -> State:
+        return {
+            "waiting": [list(x) for x in self._waiting],
+            "held": [[list(x) for x in batch] for batch in self._held],
+            "used": {str(i): used.copy() for i, used in enumerate(self._used)},
+            "retired": [list(x) for x in self._retired],
+        }
+
+    def load_state(self, state: State) -> None:
+        self._waiting = deque((lane, slot) for lane, slot in state["waiting"])
+        self._held = deque([(lane, slot) for lane, slot in batch] for batch in state["held"])
+        for i, used in enumerate(self._used):
+            used[:] = state["used"][str(i)]
+        self._retired = [(lane, slot) for lane, slot in state["retired"]]
+
+
 class Replay:
     """Uniform replay over the valid steps of the newest rollouts, with n-step returns.
 
@@ -71,12 +175,15 @@ class Replay:
     sum, and extras "discount" [1, N], the factor of the value that follows (0 after termination).
     """
 
+    pieces = 1
+
     def __init__(self, lanes: Lanes, batch: int, slots: int, gamma: float, n: int) -> None:
         self.selection: Layout = {
             "lane": leaf((batch,), np.int64),
             "step": leaf((batch,), np.int64),
         }
         self._lanes = lanes
+        self._batch = batch
         self._slots = slots
         """rollouts held per lane"""
         self._total, self._T, self._B = lanes.memory[0]["reward"].shape
@@ -86,18 +193,26 @@ class Replay:
         self._held = [0] * len(lanes.memory)
         self._retired: list[tuple[int, int]] = []
         self._flat = [_flat(memory) for memory in lanes.memory]
+        self._used = [np.zeros(flat["valid"].shape, np.bool_) for flat in self._flat]
+        """which steps were consumed before"""
         self._part: Rollout | None = None
+
+    @property
+    def share(self) -> float:
+        return float(self._batch / max(1, sum(self._held) * self._T * self._B))
 
     def add(self, lane: int, slot: int) -> None:
         if slot != (self._first[lane] + self._held[lane]) % self._total:
             raise ValueError(f"slot {slot} of lane {lane} is out of order")
+        rows = self._T * self._B
+        self._used[lane][slot * rows : (slot + 1) * rows] = False
         self._held[lane] += 1
         if self._held[lane] > self._slots:
             self._retired.append((lane, self._first[lane]))
             self._first[lane] = (self._first[lane] + 1) % self._total
             self._held[lane] -= 1
 
-    def choose(self, rng: np.random.Generator, out: Leaves) -> None:
+    def choose(self, rng: np.random.Generator, out: Leaves) -> float:
         lanes, steps = out["lane"], out["step"]
         # The newest n - 1 rows of a lane have no complete n-step window yet.
         rows = np.array([max(0, held * self._T - (self._n - 1)) for held in self._held])
@@ -105,7 +220,7 @@ class Replay:
         want = np.arange(len(steps))
         for _ in range(MOST_DRAWS):
             if not len(want):
-                return
+                return self._use(lanes, steps)
             drawn = rng.integers(0, ends[-1], len(want))
             lane = np.searchsorted(ends, drawn, side="right") if len(rows) > 1 else 0
             first = np.asarray(self._first)[lane] * (self._T * self._B)
@@ -136,11 +251,29 @@ class Replay:
 
     def state(self) -> State:
         retired = [list(x) for x in self._retired]
-        return {"first": list(self._first), "held": list(self._held), "retired": retired}
+        used = {str(i): used.copy() for i, used in enumerate(self._used)}
+        first, held = list(self._first), list(self._held)
+        return {"first": first, "held": held, "retired": retired, "used": used}
 
     def load_state(self, state: State) -> None:
         self._first, self._held = list(state["first"]), list(state["held"])
         self._retired = [(lane, slot) for lane, slot in state["retired"]]
+        for i, used in enumerate(self._used):
+            used[:] = state["used"][str(i)]
+
+    def _use(self, lanes: Array, steps: Array) -> float:
+        """Note that these are consumed; the share of them that never was before."""
+        if len(self._used) == 1:
+            used = self._used[0]
+            fresh = len(steps) - int(np.count_nonzero(used[steps]))
+            used[steps] = True
+            return fresh / len(steps)
+        fresh = 0
+        for i, used in enumerate(self._used):
+            mine = steps[lanes == i]
+            fresh += len(mine) - int(np.count_nonzero(used[mine]))
+            used[mine] = True
+        return fresh / len(steps)
 
     def _valid(self, lane: Array | int, step: Array) -> Array:
         if len(self._flat) == 1:

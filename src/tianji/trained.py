@@ -102,7 +102,7 @@ def load(run: str | Path, checkpoint: str = "latest") -> Trained:
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep, config.identity())
     state: dict[str, Any] = checkpoints.load(checkpoint, only=("policy",)).parts["policy"]
     env = make_env(config.env.id, 1, config.env.kwargs)
-    spec = make_spec(config, env)
+    spec = make_spec(config, env.spec)
     env.close()
     policy = config.algorithm.policy(spec)
     params = Params(policy.shapes)

@@ -171,3 +171,9 @@ class Report:
     """the trainer's"""
     staleness: Array
     """versions between what acted and what learns, of this update's rollouts or steps"""
+    filtered: int = 0
+    """valid steps that were thrown away so far, because they were too stale"""
+    freshness: float = 1.0
+    """share of the batch that was never consumed before"""
+    share: float = 1.0
+    """a batch over what it was drawn from: the paper's P = Bs / Ns"""

@@ -37,6 +37,7 @@ class DQN:
     """Off-policy, for discrete actions; batches are drawn from replay."""
 
     name: ClassVar[str] = "dqn"
+    on_policy: ClassVar[bool] = False
 
     learning_rate: Positive = 1e-3
     """Adam's step size"""

@@ -45,6 +45,7 @@ class PPO:
     """On-policy; each rollout is consumed by one update of several epochs."""
 
     name: ClassVar[str] = "ppo"
+    on_policy: ClassVar[bool] = True
 
     learning_rate: Positive = 3e-4
     """Adam's step size"""
@@ -89,6 +90,12 @@ class PPO:
                 f"algorithm.minibatches = {self.minibatches} exceeds the batch of {rows} steps "
                 f"(actors x envs_per_actor x rollout_length), so some would be empty. Set it to "
                 f"{rows} or less."
+            )
+        if self.normalise_reward and spec.window > 1:
+            raise Refusal(
+                f"algorithm.normalise_reward follows each env's return from rollout to rollout; "
+                f"reuse.window = {spec.window} mixes old and new ones, so the scale would be "
+                f"wrong. Set normalise_reward = false, or reuse.window = 1."
             )
         if self.schedule == "linear" and spec.updates is None and spec.steps is None:
             raise Refusal(

@@ -14,6 +14,8 @@ from tianji.config import (
     Config,
     EnvConfig,
     EvalConfig,
+    RelaxConfig,
+    ReuseConfig,
     ScaleConfig,
     StopConfig,
 )
@@ -23,6 +25,7 @@ from tianji.learner import UPDATE
 from tianji.types import Params, Rollout, sha256
 
 SCALE = ScaleConfig(actors=2, envs_per_actor=4, rollout_length=8)
+AS_PRESET = RelaxConfig()
 
 
 def check_algorithm(algorithm: Algorithm, make: Callable[[int], Env], updates: int = 4) -> None:
@@ -44,13 +47,20 @@ def check_algorithm(algorithm: Algorithm, make: Callable[[int], Env], updates: i
     _check_policy(algorithm, make)
 
 
-def config_for(algorithm: Algorithm, seed: int = 0, scale: ScaleConfig = SCALE) -> Config:
+def config_for(
+    algorithm: Algorithm,
+    seed: int = 0,
+    scale: ScaleConfig = SCALE,
+    relax: RelaxConfig = AS_PRESET,
+) -> Config:
     """A small run of this algorithm; the env is not named, but given to `build`."""
     return Config(
         env=EnvConfig(id="given"),
         algorithm=algorithm,
         network=Network(hidden=(8,)),
         scale=scale,
+        relax=relax,
+        reuse=ReuseConfig(),
         stop=StopConfig(updates=1000),
         eval=EvalConfig(),
         checkpoint=CheckpointConfig(),

@@ -5,27 +5,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from tianji.channel import Channel, Inbox, Newest, Outbox, Slot, Transport
-from tianji.role import State
+from tianji.channel import Channel, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
 from tianji.types import Array
 
 
 class _Pipe:
     """Both ends of a channel, since both live here."""
 
+    ended = False
+
     def __init__(self, channel: Channel) -> None:
         self.memory = {
             name: np.zeros((channel.slots, *leaf.shape), leaf.dtype)
             for name, leaf in channel.layout.items()
         }
-        self._slots = [
-            Slot(i, {name: array[i] for name, array in self.memory.items()})
-            for i in range(channel.slots)
-        ]
-        self._free = deque(self._slots)
+        self._free = deque(range(channel.slots))
         self._granted: deque[Slot] = deque()
         self._pushed: deque[Slot] = deque()
         self._used = 0
@@ -33,12 +31,16 @@ class _Pipe:
         self.tag = -1
         self.released = 0
 
+    @property
+    def out(self) -> int:
+        return len(self._granted)
+
     def grant(self, tag: int) -> bool:
         if not self._free:
             return False
-        slot = self._free.popleft()
+        slot = Slot(self._free.popleft(), self.memory, tag)
         self._used = max(self._used, slot.index + 1)
-        slot.tag = self.tag = tag
+        self.tag = tag
         self._granted.append(slot)
         return True
 
@@ -55,36 +57,34 @@ class _Pipe:
 
     def release(self, slot: Slot) -> None:
         self.released += 1
-        self._free.append(slot)
+        self._free.append(slot.index)
 
     def slot(self, index: int) -> Slot:
-        return self._slots[index]
+        return Slot(index, self.memory)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array[: self._used].nbytes for array in self.memory.values())
+    def reclaim(self) -> list[int]:
+        tags = [slot.tag for slot in self._granted]
+        self._free.extend(slot.index for slot in self._granted)
+        self._granted.clear()
+        return tags
 
-    def state(self) -> State:
+    def state(self) -> dict[str, Any]:
         return {
             "tag": self.tag,
             "released": self.released,
             "used": self._used,
-            "free": [slot.index for slot in self._free],
+            "free": list(self._free),
             "granted": [[slot.index, slot.tag] for slot in self._granted],
             "pushed": [[slot.index, slot.tag] for slot in self._pushed],
-            "memory": {name: array[: self._used] for name, array in self.memory.items()},
         }
 
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         self.tag, self.released, self._used = state["tag"], state["released"], state["used"]
-        for name, array in state["memory"].items():
-            self.memory[name][: self._used] = array
-        self._free = deque(self._slots[i] for i in state["free"])
-        self._granted, self._pushed = deque(), deque()
-        for queue, items in ((self._granted, state["granted"]), (self._pushed, state["pushed"])):
-            for index, tag in items:
-                self._slots[index].tag = tag
-                queue.append(self._slots[index])
+        self._free = deque(state["free"])
+        self._granted, self._pushed = (
+            deque(Slot(index, self.memory, tag) for index, tag in state[name])
+            for name in ("granted", "pushed")
+        )
 
 
 class _Newest:
@@ -119,24 +119,14 @@ class Memory(Transport):
     def memory(self, channel: Channel) -> Mapping[str, Array]:
         return self._pipe(channel).memory
 
-    def newest(self, name: str, size: int) -> Newest:
+    def publisher(self, name: str, size: int) -> Publisher:
+        return self._newest.setdefault(name, _Newest(size))
+
+    def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
         return self._newest.setdefault(name, _Newest(size))
 
     def wait(self, timeout: float) -> None:
         time.sleep(timeout)
-
-    @property
-    def nbytes(self) -> int:
-        """What `state` takes."""
-        return sum(pipe.nbytes for pipe in self._pipes.values())
-
-    def state(self) -> State:
-        """All that is on its way or held: grants, pushes, and the memory that was ever used."""
-        return {name: pipe.state() for name, pipe in self._pipes.items()}
-
-    def load_state(self, state: State) -> None:
-        for name, pipe in self._pipes.items():
-            pipe.load_state(state[name])
 
     def close(self) -> None:
         self._pipes.clear()

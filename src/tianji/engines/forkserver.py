@@ -1,0 +1,75 @@
+"""The process that hosts are forked from: it has the heavy imports done and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before this was asked for
+        os._exit(1)
+
+
+def main(fd: int, parent: int) -> None:
+    """Fork a host for each request on the line; say how each one ended."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from tianji.engines import host, wire  # torch and gymnasium come with these
+
+    line = socket.socket(fileno=fd)
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    hosts: dict[int, int] = {}
+    """the pid of each host, by its pidfd"""
+    while True:
+        for ready, _ in poll.poll():
+            if ready != line.fileno():
+                poll.unregister(ready)
+                pid = hosts.pop(ready)
+                os.close(ready)
+                _, status = os.waitpid(pid, 0)
+                code = os.waitstatus_to_exitcode(status)
+                try:
+                    wire.send(line, "exited", {"pid": pid, "code": code})
+                except OSError:  # the launcher is gone, and this process with it in a moment
+                    return
+                continue
+            message = wire.receive(line)
+            if message is None:
+                for pid in hosts.values():
+                    os.kill(pid, signal.SIGKILL)
+                return
+            server, pid = os.getpid(), os.fork()
+            if pid == 0:
+                for other in (line.fileno(), *hosts):
+                    os.close(other)
+                line.detach()
+                die_with_parent(server)
+                host.main(message.content, message.fds)
+            pidfd = os.pidfd_open(pid)
+            hosts[pidfd] = pid
+            poll.register(pidfd, select.POLLIN)
+            for theirs in message.fds:
+                os.close(theirs)
+            wire.send(line, "forked", {"pid": pid, "role": message.content["role"]})
+
+
+def command(fd: int) -> list[str]:
+    """How to start it, so that it finds the modules that this process finds."""
+    about: dict[str, Any] = {"path": sys.path, "fd": fd, "parent": os.getpid()}
+    start = (
+        "import json, sys; about = json.loads(sys.argv[1]); sys.path[:] = about['path']; "
+        "from tianji.engines.forkserver import main; main(about['fd'], about['parent'])"
+    )
+    return [sys.executable, "-c", start, json.dumps(about)]

@@ -1,0 +1,266 @@
+"""A host: one process of a run, which holds a role and steps it until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import gymnasium  # noqa: F401  hosts are forked from a process that has it imported
+import torch
+
+import tianji.algorithms.dqn
+import tianji.algorithms.ppo
+import tianji.envs.gymnasium
+import tianji.envs.toy  # noqa: F401
+from tianji.actor import SIMULATE, Actor
+from tianji.buffer import Buffer
+from tianji.build import Topology, make_spec, topology
+from tianji.channel import Gone
+from tianji.config import load_config
+from tianji.driver import Forever
+from tianji.engines import wire
+from tianji.env import EnvSpec
+from tianji.errors import Failure, Refusal
+from tianji.evaluator import EVALUATED, Evaluator
+from tianji.folder import save_batch
+from tianji.learner import UPDATE, Learner, NonFinite
+from tianji.role import Did, Role, State
+from tianji.tally import Tally
+from tianji.transports.shm import Shm
+from tianji.types import sha256
+from tianji.watch import Watch
+
+TELL = 0.25
+"""seconds between two words of how a host is"""
+TELL_UPDATES = 0.1
+"""seconds between two words of what the learner did"""
+NONFINITE = "nonfinite_batch.safetensors"
+
+
+def main(request: State, fds: list[int]) -> NoReturn:
+    """Be the host of a role, in a process that was just forked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
+    line = socket.socket(fileno=fds[0])
+    code = 1
+    try:
+        _prepare(request)
+        host = Host(request, line, fds[1:])
+        host.run()
+        code = 0
+    except Gone:
+        code = 0  # a consequence: whoever went first has said why, or is seen to be dead
+    except BrokenPipeError:
+        code = 0  # likewise, of the launcher
+    except BaseException as error:
+        if isinstance(error, NonFinite):
+            save_batch(Path(request["folder"]) / NONFINITE, error.batch)
+        kind = "refused" if isinstance(error, Refusal) else "failed"
+        expected = isinstance(error, Failure | Refusal)
+        with contextlib.suppress(OSError):
+            wire.send(
+                line,
+                kind,
+                {
+                    "role": request["role"],
+                    "type": type(error).__name__,
+                    "message": str(error) if expected else f"{type(error).__name__}: {error}",
+                    "traceback": "".join(traceback.format_exception(error)),
+                    "at": time.monotonic(),
+                },
+            )
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _prepare(request: State) -> None:
+    """What must be set before torch or an env starts a thread."""
+    log = Path(request["folder"]) / "logs" / f"{request['role']}.log"
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(fd, stream)
+    os.close(fd)
+    faulthandler.enable()
+    if request["cores"]:
+        os.sched_setaffinity(0, request["cores"])
+    torch.set_num_threads(request["threads"])
+
+
+class Host:
+    """Steps its role, answers the launcher, and says how it is from time to time."""
+
+    def __init__(self, request: State, line: socket.socket, fds: list[int]) -> None:
+        self._name: str = request["role"]
+        self._line = line
+        self._folder = Path(request["folder"])
+        board = mmap.mmap(fds[0], mmap.PAGESIZE, prot=mmap.PROT_READ)
+        os.close(fds[0])
+        self._commands = memoryview(board).cast("q")
+        """how many messages the launcher has sent to each host: a look is cheaper than a read"""
+        self._place: int = request["place"]
+        self._heard = 0
+        config = load_config(request["config"], name=request["name"])
+        self._transport = Shm.unpack(request["table"], fds[1:])
+        self._transport.also(line.fileno())
+        joined = topology(config, spec=make_spec(config, EnvSpec.of(request["env"])))
+        self._role: Role = _make(self._name, joined, self._transport)
+        self._driver = Forever([self._role], self._transport.wait)
+        self._config = config
+        self._watch: Watch | None = None
+        self._tally = Tally()
+        self._resting = True
+        self._settling = self._stopping = False
+        self._told = self._told_updates = time.perf_counter()
+        self._going = self._simulated = False
+        wire.send(line, "ready", {"role": self._name})
+
+    def run(self) -> None:
+        while not self._stopping:
+            if self._resting or self._commands[self._place] > self._heard:
+                self._listen()
+                continue
+            did = self._driver.step()
+            if did is UPDATE:
+                self._after_update()
+            elif did is EVALUATED:
+                self._after_evaluation()
+            elif did is SIMULATE and not self._simulated:
+                self._simulated = True
+                self._say("first", {})
+            if self._settling and self._settled():
+                self._rest("settled")
+            if self._driver.now - self._told > TELL:
+                self._tell(did)
+                self._driver.spent("tell")
+        self._role.close()
+        self._transport.close()
+
+    def _listen(self) -> None:
+        """Hear the launcher; at rest, wait for it."""
+        message = wire.receive(self._line)
+        if message is None:
+            self._stopping = True  # the launcher is gone
+            return
+        self._heard += 1
+        content = message.content
+        match message.kind:
+            case "load":
+                self._load(content)
+            case "go":
+                self._go(content)
+            case "settle":
+                self._settling = True
+                if self._resting:
+                    self._say("settled", {})
+            case "pause":
+                self._rest("paused")
+            case "state":
+                self._say("state", self._state())
+            case "stop":
+                self._stopping = True
+        self._driver.spent("wait_checkpoint" if self._resting else "tell")
+
+    def _load(self, states: State) -> None:
+        self._role.load_state(states["role"])
+        if isinstance(self._role, Learner):
+            self._watch = Watch(self._config)
+            self._watch.load_state(states["recorder"])
+
+    def _go(self, content: State) -> None:
+        if isinstance(self._role, Learner) and self._watch is None:
+            self._watch = Watch(self._config, elapsed=content["elapsed"])
+            self._role.begin()
+        if not self._going:
+            self._driver.start()
+        self._going = True
+        self._resting = self._settling = False
+
+    def _rest(self, word: str) -> None:
+        self._resting, self._settling = True, False
+        self._tell(Did(waits="checkpoint"))
+        self._say(word, {})
+
+    def _settled(self) -> bool:
+        return not isinstance(self._role, Learner) or self._role.between_batches
+
+    def _after_update(self) -> None:
+        learner, watch = self._role, self._watch
+        assert isinstance(learner, Learner)
+        assert watch is not None
+        assert learner.report is not None
+        due = watch.note(learner.report)
+        self._tally.add(learner.report)
+        if due.evaluate:
+            learner.show_evaluator()
+        if due:
+            self._tell_updates(due.stop, due.save, due.evaluate)
+        elif self._driver.now - self._told_updates > TELL_UPDATES:
+            self._tell_updates(None, False, False)
+        if due.stop is not None or due.save:
+            self._rest("settled")
+        self._driver.spent("tell")
+
+    def _tell_updates(self, stop: str | None, save: bool, evaluate: bool) -> None:
+        about = {"tally": self._tally.state(), "stop": stop, "save": save, "evaluate": evaluate}
+        self._say("updated", about)
+        self._tally = Tally()
+        self._told_updates = self._driver.now
+
+    def _after_evaluation(self) -> None:
+        assert isinstance(self._role, Evaluator)
+        self._say("evaluated", {"version": self._role.version, "episodes": self._role.result})
+
+    def _tell(self, did: Did) -> None:
+        """How this host is: where its time went, what it has counted."""
+        about: State = {
+            "seconds": dict(self._driver.seconds),
+            "state": did.kind or f"waits for {did.waits}",
+        }
+        role = self._role
+        if isinstance(role, Actor):
+            about["produced"] = role.produced
+            about["version"] = role.version
+        elif isinstance(role, Buffer):
+            about |= {"received": role.received, "filling": role.filling}
+            about |= {"produced": role.produced, "filtered": role.filtered}
+            arrived = role.arrivals()
+            if len(arrived):
+                with (self._folder / "arrivals.bin").open("ab") as file:
+                    file.write(arrived.tobytes())
+        elif isinstance(role, Learner) and self._tally.last is not None:
+            self._tell_updates(None, False, False)
+        self._say("status", about)
+        self._told = self._driver.now
+
+    def _state(self) -> State:
+        state: State = {"role": self._role.state()}
+        if isinstance(self._role, Learner):
+            state["policy"] = self._role.policy_state()
+            state["sha256"] = sha256(self._role.networks())
+        return state
+
+    def _say(self, kind: str, content: State) -> None:
+        wire.send(self._line, kind, content)
+
+
+def _make(name: str, joined: Topology, transport: Shm) -> Role:
+    kind, _, index = name.partition("-")
+    match kind:
+        case "actor":
+            return joined.actor(int(index), transport)
+        case "buffer":
+            return joined.buffer(transport)
+        case "learner":
+            return joined.learner(transport)
+        case _:
+            return joined.evaluator(transport)

@@ -1,0 +1,135 @@
+"""The serial engine: all roles in this process, in a fixed order; the reference for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tianji.actor import SIMULATE
+from tianji.buffer import RECEIVE
+from tianji.build import Topology, build
+from tianji.config import Config
+from tianji.driver import Serial
+from tianji.engines.engine import Evaluated, Event, Updated, gather, scatter, shares_of
+from tianji.evaluator import EVALUATED
+from tianji.learner import UPDATE
+from tianji.role import State
+from tianji.types import Array, sha256
+from tianji.watch import Watch
+
+TURN = 0.02
+"""seconds after which a turn ends, once a step has"""
+
+
+class SerialEngine:
+    """Whatever happens, happens in `turn`."""
+
+    beside = False
+
+    def __init__(self, config: Config) -> None:
+        self._built = build(config)
+        self._driver = Serial(self._built.roles)
+        self._watch = Watch(config)
+        self.topology: Topology = self._built.topology
+        self.evaluating = False
+        self.started = False
+        self._shares_before: dict[str, float] = {}
+
+    @property
+    def version(self) -> int:
+        return self._built.learner.version
+
+    @property
+    def settled(self) -> bool:
+        return self._built.learner.between_batches
+
+    def start(self, folder: Path) -> None:
+        """Everything is ready."""
+
+    def begin(self, parts: Mapping[str, State] | None) -> None:
+        built = self._built
+        if parts is None:
+            built.learner.begin()
+            return
+        states = scatter(parts, self.topology, self._memory())
+        for role in built.roles:
+            role.load_state(states[role.name])
+        self._driver.at = parts["run"]["at"]
+        self._watch.load_state(parts["run"]["recorder"])
+
+    def turn(self) -> list[Event]:
+        if self.evaluating:
+            return self._evaluate()
+        driver, learner, buffer = self._driver, self._built.learner, self._built.buffer
+        driver.outside()
+        end = driver.now + TURN
+        while driver.now < end:
+            did = driver.step()
+            if did is UPDATE:
+                assert learner.report is not None
+                due = self._watch.note(learner.report)
+                if due.evaluate:
+                    learner.show_evaluator()
+                    self.evaluating = True
+                return [Updated(learner.report, due)]
+            if did is SIMULATE:
+                if not self.started:
+                    self.started = True
+                    return []
+            elif did is RECEIVE and buffer.filling:
+                # No update is near that would report or judge: show what arrives, end if told to.
+                report = buffer.report(learner.version, learner.consumed)
+                return [Updated(report, self._watch.note(report))]
+        return []
+
+    def settle(self) -> None:
+        """The evaluation under way, if there is one, is given up."""
+        self.evaluating = False
+
+    def go_on(self) -> None:
+        self._driver.outside()
+
+    def parts(self, most_bytes: float) -> dict[str, State]:
+        learner, roles = self._built.learner, self._built.roles
+        states = {role.name: role.state() for role in roles}
+        parts = gather(self.topology, self._memory(), states, learner.policy_state(), most_bytes)
+        parts["run"]["at"] = self._driver.at
+        return parts
+
+    def rescue(self) -> dict[str, State] | None:
+        return self.parts(-1) if self.settled else None
+
+    def networks_sha256(self) -> str:
+        return sha256(self._built.learner.networks())
+
+    def shares(self) -> dict[str, float]:
+        seconds, before = dict(self._driver.seconds), self._shares_before
+        self._shares_before = seconds
+        return shares_of({k: v - before.get(k, 0.0) for k, v in seconds.items()})
+
+    def time(self) -> dict[str, dict[str, float]]:
+        return {"serial": shares_of(self._driver.seconds)}
+
+    def kill(self) -> None:
+        """There are none."""
+
+    def close(self) -> None:
+        self._built.close()
+
+    def _evaluate(self) -> list[Event]:
+        """Let the evaluator play with this very version."""
+        evaluator, driver = self._built.evaluator, self._driver
+        assert evaluator is not None
+        end = driver.now + TURN
+        while driver.now < end:
+            if driver.step_other(evaluator) is EVALUATED:
+                self.evaluating = False
+                steps = self._watch.counts.steps
+                return [Evaluated(evaluator.version, steps, evaluator.result)]
+        return []
+
+    def _memory(self) -> dict[str, Mapping[str, Array]]:
+        transport, topology = self._built.transport, self.topology
+        store = topology.store(transport)
+        channels = [*topology.lanes, topology.batches(store)]
+        return {channel.name: transport.memory(channel) for channel in channels}

@@ -1,0 +1,546 @@
+"""The transport between processes of one machine: anonymous shared memory and pipes.
+
+A channel is one memory file (`memfd_create`: no name, so nothing can be left behind), with all of
+its slots, and two pipes: grants go one way and pushes the other, as descriptors of 32 bytes. The
+kernel keeps their order, wakes a sleeper (epoll), and tells of a death (end of file). What a slot
+holds is never copied or serialized: it is written once, by the sender, into its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+import select
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tianji.channel import Channel, Gone, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
+from tianji.types import Array
+
+DESCRIPTOR = struct.Struct("<qqqq")
+"""slot, tag, the sender's count of descriptors, and the complement of that count"""
+AT_ONCE = 64 * DESCRIPTOR.size
+"""bytes of descriptors read in one call; a multiple of one, so that none is cut"""
+
+HEAD = 4096
+LINE = 64
+"""bytes of a cache line: leaves begin on one, and words that two sides write have one each"""
+PUSHED, GRANTED, TAG, RELEASED = 0, 8, 16, 24
+"""words in a channel's head: the sender writes the first one, the receiver the others"""
+
+VERSION, LATEST, COPIES = 0, 8, 16
+"""words in a newest-only conduit's head: the newest version, its place, then begin, end, version
+and checksum of each place"""
+ASLEEP = 64
+"""the word of the first receiver, 8 words each: 1 where it wants to be woken"""
+PLACES = 3
+MOST_TRIES = 100_000
+
+ORDERED = platform.machine() in ("x86_64", "AMD64")
+"""Do stores become visible in program order? Elsewhere a checksum finds what was torn."""
+
+_fence = threading.Lock()
+
+
+def fence() -> None:
+    """No load or store passes: taking a lock is the cheapest full barrier that Python has."""
+    with _fence:
+        pass
+
+
+class _File:
+    """Anonymous memory, mapped: words in its head, arrays behind them."""
+
+    def __init__(self, size: int, fd: int = -1) -> None:
+        size += HEAD
+        if fd < 0:
+            fd = os.memfd_create("tianji", os.MFD_CLOEXEC)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            except OSError as error:
+                os.close(fd)
+                raise MemoryError(
+                    f"{size / 2**20:.0f} MiB of shared memory cannot be had ({error.strerror})"
+                ) from error
+        self.fd = fd
+        self._map = mmap.mmap(fd, size)
+        self.words = memoryview(self._map)[:HEAD].cast("q")
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
+        count = int(np.prod(shape, dtype=np.int64))
+        flat: Array = np.frombuffer(self._map, dtype, count, HEAD + offset)
+        return flat.reshape(shape)
+
+    def close(self) -> None:
+        """The mapping itself ends with the last array that looks at it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _places(channel: Channel) -> tuple[dict[str, int], int]:
+    """Where each leaf begins, and bytes in all."""
+    offsets, end = {}, 0
+    for name, leaf in channel.layout.items():
+        offsets[name] = end
+        end += -(-channel.slots * leaf.nbytes // LINE) * LINE
+    return offsets, max(end, LINE)
+
+
+class _Reader:
+    """The reading end of a pipe of descriptors."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.ended = False
+        self._count = 0
+
+    def read(self) -> list[tuple[int, int]]:
+        """(slot, tag) of all that have arrived."""
+        found: list[tuple[int, int]] = []
+        while not self.ended:
+            try:
+                raw = os.read(self.fd, AT_ONCE)
+            except BlockingIOError:
+                break
+            if not raw:
+                self.ended = True
+            for index, tag, count, check in DESCRIPTOR.iter_unpack(raw):
+                if count != self._count or check != ~count:
+                    raise ValueError(f"descriptor {count} came where {self._count} was due")
+                self._count += 1
+                found.append((index, tag))
+            if len(raw) < AT_ONCE:
+                break
+        return found
+
+
+class _Writer:
+    """The writing end of a pipe of descriptors."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._count = 0
+
+    def write(self, index: int, tag: int) -> int:
+        """How many were written, this one included; raises `Gone` where nobody can read it."""
+        count = self._count
+        try:
+            os.write(self.fd, DESCRIPTOR.pack(index, tag, count, ~count))
+        except BrokenPipeError:
+            raise Gone from None
+        self._count += 1
+        return self._count
+
+
+class _Sender:
+    """An outbox."""
+
+    def __init__(self, words: memoryview, memory: Mapping[str, Array], files: _Files) -> None:
+        self._words = words
+        self._memory = memory
+        self._grants = _Reader(files["grants_r"])
+        self._items = _Writer(files["items_w"])
+        self._granted: deque[Slot] = deque()
+        self._seen = 0
+
+    @property
+    def tag(self) -> int:
+        tag: int = self._words[TAG]
+        return tag - 1
+
+    @property
+    def released(self) -> int:
+        released: int = self._words[RELEASED]
+        return released
+
+    def reserve(self) -> Slot | None:
+        if not self._granted:
+            if self._words[GRANTED] == self._seen:
+                return None
+            self.drain()
+        return self._granted[0] if self._granted else None
+
+    def push(self, slot: Slot) -> None:
+        if not self._granted or slot is not self._granted[0]:
+            raise ValueError("only the slot that was reserved last can be pushed")
+        self._words[PUSHED] = self._items.write(slot.index, slot.tag)
+        self._granted.popleft()
+
+    def drain(self) -> bool:
+        """Take what has come; True where more can come."""
+        for index, tag in self._grants.read():
+            self._granted.append(Slot(index, self._memory, tag))
+            self._seen += 1
+        return not self._grants.ended
+
+
+class _Receiver:
+    """An inbox."""
+
+    def __init__(
+        self, words: memoryview, memory: Mapping[str, Array], slots: int, files: _Files
+    ) -> None:
+        self._words = words
+        self._memory = memory
+        self._items = _Reader(files["items_r"])
+        self._grants = _Writer(files["grants_w"])
+        self._free = deque(range(slots))
+        self._granted: deque[tuple[int, int]] = deque()
+        self._pushed: deque[Slot] = deque()
+        self._seen = 0
+        self._used = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._items.ended
+
+    @property
+    def out(self) -> int:
+        if self._words[PUSHED] != self._seen:
+            self.drain()
+        return len(self._granted)
+
+    def grant(self, tag: int) -> bool:
+        if not self._free or self._items.ended:
+            return False
+        index = self._free.popleft()
+        self._used = max(self._used, index + 1)
+        self._granted.append((index, tag))
+        self._words[TAG] = tag + 1
+        self._send(index, tag)
+        return True
+
+    def probe(self) -> Slot | None:
+        if not self._pushed:
+            if self._words[PUSHED] == self._seen:
+                return None
+            self.drain()
+        return self._pushed.popleft() if self._pushed else None
+
+    def release(self, slot: Slot) -> None:
+        self._words[RELEASED] += 1
+        self._free.append(slot.index)
+
+    def slot(self, index: int) -> Slot:
+        return Slot(index, self._memory)
+
+    def reclaim(self) -> list[int]:
+        self.drain()
+        tags = [tag for _, tag in self._granted]
+        self._free.extend(index for index, _ in self._granted)
+        self._granted.clear()
+        return tags
+
+    def state(self) -> dict[str, Any]:
+        self.drain()
+        return {
+            "tag": self._words[TAG] - 1,
+            "released": self._words[RELEASED],
+            "used": self._used,
+            "free": list(self._free),
+            "granted": [list(x) for x in self._granted],
+            "pushed": [[slot.index, slot.tag] for slot in self._pushed],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._words[TAG], self._words[RELEASED] = state["tag"] + 1, state["released"]
+        self._used, self._free = state["used"], deque(state["free"])
+        self._granted = deque((index, tag) for index, tag in state["granted"])
+        self._pushed = deque(Slot(index, self._memory, tag) for index, tag in state["pushed"])
+        for index, tag in self._granted:
+            self._send(index, tag)
+
+    def drain(self) -> bool:
+        """Take what has come; True where more can come."""
+        for index, tag in self._items.read():
+            if not self._granted or (index, tag) != self._granted[0]:
+                raise ValueError(f"slot {index} was pushed, which is not the one that was granted")
+            self._granted.popleft()
+            self._pushed.append(Slot(index, self._memory, tag))
+            self._seen += 1
+        return not self._items.ended
+
+    def _send(self, index: int, tag: int) -> None:
+        # A sender that is dead is not the receiver's failure: its end of file says so.
+        with contextlib.suppress(Gone):
+            self._words[GRANTED] = self._grants.write(index, tag)
+
+
+class _Copies:
+    """The memory of a newest-only conduit."""
+
+    def __init__(self, file: _File, size: int) -> None:
+        self.words = file.words
+        room = -(-size * 4 // LINE) * LINE
+        self.data = [file.array(i * room, (size,), np.float32) for i in range(PLACES)]
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        return PLACES * -(-size * 4 // LINE) * LINE
+
+
+class _Publisher:
+    """Writes each version into the place that was written longest ago."""
+
+    def __init__(self, copies: _Copies, events: Mapping[int, int]) -> None:
+        self._copies = copies
+        self._events = dict(events)
+        """the event descriptor of each receiver"""
+        self._count = 0
+
+    def push(self, version: int, flat: Array) -> None:
+        words, place = self._copies.words, self._count % PLACES
+        self._count += 1
+        word = COPIES + 4 * place
+        words[word] = self._count
+        fence()  # large copies go past the cache: without this they could overtake the mark
+        np.copyto(self._copies.data[place], flat)
+        words[word + 2] = version
+        words[word + 3] = 0 if ORDERED else zlib.crc32(self._copies.data[place].data)
+        words[word + 1] = self._count
+        words[LATEST] = place
+        words[VERSION] = version + 1
+        fence()
+        for index, event in self._events.items():
+            if words[ASLEEP + 8 * index]:
+                words[ASLEEP + 8 * index] = 0
+                os.eventfd_write(event, 1)
+
+
+class _Subscriber:
+    """Copies the newest, and again where it was overwritten meanwhile."""
+
+    def __init__(self, copies: _Copies, index: int, event: int) -> None:
+        self.event = event
+        self._copies = copies
+        self._asleep = ASLEEP + 8 * index
+        self._wants = False
+        self._noticed = 0
+
+    def probe(self, than: int, out: Array) -> int:
+        words = self._copies.words
+        if words[VERSION] <= than + 1:
+            self._wants = True
+            return than
+        for _ in range(MOST_TRIES):
+            place = words[LATEST]
+            word = COPIES + 4 * place
+            end, version, check = words[word + 1], words[word + 2], words[word + 3]
+            np.copyto(out, self._copies.data[place])
+            if not ORDERED:
+                fence()
+            if words[word] == end and (ORDERED or zlib.crc32(out.data) == check):
+                return version if version > than else than
+        raise RuntimeError("the newest version was overwritten at every try to read it")
+
+    def arm(self) -> bool:
+        """Ask to be woken by the next version; False where there is one already."""
+        if not self._wants:
+            return True
+        words = self._copies.words
+        words[self._asleep] = 1
+        fence()
+        newest = words[VERSION]
+        if newest > self._noticed:
+            self._noticed = newest
+            return False
+        return True
+
+    def disarm(self) -> None:
+        self._wants = False
+
+    def drain(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.event)
+        return True
+
+
+_Files = dict[str, int]
+"""Descriptors of one conduit that this process has, by what they are."""
+
+
+class Shm(Transport):
+    """Channels between processes. One makes it; `pack` and `unpack` carry ends to the others."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Files] = {}
+        self._mapped: dict[str, _File] = {}
+        self._ends: dict[tuple[str, str], Any] = {}
+        self._subscribers: list[_Subscriber] = []
+        self._epoll = select.epoll()
+        self._drains: dict[int, Any] = {}
+
+    def outbox(self, channel: Channel) -> Outbox:
+        files = self._open(channel)
+        sender: _Sender = self._end(
+            channel.name, "send", lambda: _Sender(*self._view(channel), files), files["grants_r"]
+        )
+        return sender
+
+    def inbox(self, channel: Channel) -> Inbox:
+        files = self._open(channel)
+        receiver: _Receiver = self._end(
+            channel.name,
+            "receive",
+            lambda: _Receiver(*self._view(channel), channel.slots, files),
+            files["items_r"],
+        )
+        return receiver
+
+    def memory(self, channel: Channel) -> Mapping[str, Array]:
+        self._open(channel)
+        return self._view(channel)[1]
+
+    def publisher(self, name: str, size: int) -> Publisher:
+        files = self._files.setdefault(name, {})
+        copies = self._copies(name, size, files)
+        events = {int(k[6:]): fd for k, fd in files.items() if k.startswith("event-")}
+        end: _Publisher = self._end(name, "publish", lambda: _Publisher(copies, events))
+        return end
+
+    def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
+        files = self._files.setdefault(name, {})
+        copies = self._copies(name, size, files)
+        if f"event-{index}" not in files:
+            if (name, "publish") in self._ends:
+                raise ValueError(f"{name}: receivers must be made known before the sender")
+            files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        event = files[f"event-{index}"]
+        key = f"subscribe-{index}"
+        fresh = (name, key) not in self._ends
+        end: _Subscriber = self._end(name, key, lambda: _Subscriber(copies, index, event), event)
+        if fresh:
+            self._subscribers.append(end)
+        return end
+
+    def open(self, channel: Channel) -> None:
+        """Make a channel's memory and pipes, for others to use."""
+        self._open(channel)
+
+    def open_newest(self, name: str, size: int, receivers: int) -> None:
+        """Make a newest-only conduit's memory and events, for others to use."""
+        files = self._files.setdefault(name, {})
+        self._copies(name, size, files)
+        for index in range(receivers):
+            files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def pack(self, ends: Iterable[tuple[str, str]]) -> tuple[dict[str, _Files], list[int]]:
+        """What another process needs for these ends: a table of (conduit, which descriptor) and
+        the descriptors, in the table's order of places. An end is (conduit, "send" | "receive" |
+        "read" | "publish" | "subscribe-0")."""
+        wanted = {"send": ("items_w", "grants_r"), "receive": ("items_r", "grants_w"), "read": ()}
+        table: dict[str, _Files] = {}
+        fds: list[int] = []
+        for name, end in ends:
+            files = self._files[name]
+            if end == "publish":
+                kinds = tuple(k for k in files if k.startswith("event-"))
+            elif end.startswith("subscribe-"):
+                kinds = (f"event-{end.removeprefix('subscribe-')}",)
+            else:
+                kinds = wanted[end]
+            for kind in ("memory", *kinds):
+                if kind not in table.setdefault(name, {}):
+                    table[name][kind] = len(fds)
+                    fds.append(files[kind])
+        return table, fds
+
+    @classmethod
+    def unpack(cls, table: Mapping[str, _Files], fds: Sequence[int]) -> Shm:
+        self = cls()
+        self._files = {
+            name: {kind: fds[place] for kind, place in files.items()}
+            for name, files in table.items()
+        }
+        return self
+
+    def keep(self, ends: Iterable[tuple[str, str]]) -> None:
+        """Close every descriptor that these ends do not need, so that a death is noticed: a pipe
+        ends when the last process that could write into it is gone."""
+        table, fds = self.pack(ends)
+        mine = set(fds)
+        for name, files in self._files.items():
+            for kind in [k for k in files if k != "memory" and files[k] not in mine]:
+                self._forget(files[kind])
+                os.close(files.pop(kind))
+            assert set(table.get(name, ())) <= set(files)
+
+    def also(self, fd: int) -> None:
+        """Let `wait` end when there is something to read here, too."""
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def wait(self, timeout: float) -> None:
+        armed = [subscriber.arm() for subscriber in self._subscribers]
+        ready = self._epoll.poll(timeout if all(armed) else 0.0)
+        for subscriber in self._subscribers:
+            subscriber.disarm()
+        for fd, _ in ready:
+            drain = self._drains.get(fd)
+            if drain is not None and not drain():
+                self._forget(fd)
+
+    def close(self) -> None:
+        self._ends.clear()
+        self._drains.clear()
+        self._subscribers.clear()
+        self._epoll.close()
+        for files in self._files.values():
+            for kind, fd in files.items():
+                if kind != "memory":
+                    os.close(fd)
+        for name, files in self._files.items():
+            if name not in self._mapped and "memory" in files:
+                os.close(files["memory"])
+        for file in self._mapped.values():
+            file.close()
+        self._files.clear()
+        self._mapped.clear()
+
+    def _forget(self, fd: int) -> None:
+        if self._drains.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def _open(self, channel: Channel) -> _Files:
+        files = self._files.setdefault(channel.name, {})
+        if "memory" not in files:
+            self._map(channel.name, _places(channel)[1], files)
+            flags = os.O_CLOEXEC | os.O_NONBLOCK
+            files["items_r"], files["items_w"] = os.pipe2(flags)
+            files["grants_r"], files["grants_w"] = os.pipe2(flags)
+        return files
+
+    def _map(self, name: str, size: int, files: _Files) -> _File:
+        if name not in self._mapped:
+            self._mapped[name] = _File(size, files.get("memory", -1))
+            files["memory"] = self._mapped[name].fd
+        return self._mapped[name]
+
+    def _view(self, channel: Channel) -> tuple[memoryview, dict[str, Array]]:
+        offsets, size = _places(channel)
+        file = self._map(channel.name, size, self._files[channel.name])
+        memory = {
+            name: file.array(offsets[name], (channel.slots, *leaf.shape), leaf.dtype)
+            for name, leaf in channel.layout.items()
+        }
+        return file.words, memory
+
+    def _copies(self, name: str, size: int, files: _Files) -> _Copies:
+        return _Copies(self._map(name, _Copies.nbytes(size), files), size)
+
+    def _end(self, name: str, kind: str, make: Any, wakes: int | None = None) -> Any:
+        end = self._ends.get((name, kind))
+        if end is None:
+            end = self._ends[name, kind] = make()
+            if wakes is not None:
+                self._drains[wakes] = end.drain
+                self._epoll.register(wakes, select.EPOLLIN)
+        return end

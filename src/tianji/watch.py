@@ -1,0 +1,159 @@
+"""Who watches a run's counts, beside the learner: what is due after an update?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tianji.config import Config
+from tianji.role import State
+from tianji.trigger import TRIGGERS, Counts, Every, Reached, Trigger, either
+from tianji.types import Array, Report
+
+WINDOW = 100
+"""episodes that mean returns and lengths are over"""
+
+
+class Episodes:
+    """The last 100 episodes, and how many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.return_mean: float | None = None
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+
+    @property
+    def length_mean(self) -> float | None:
+        return sum(self.lengths) / len(self.lengths) if self.lengths else None
+
+    @property
+    def full(self) -> bool:
+        return len(self.returns) == WINDOW
+
+    def add(self, episodes: Array) -> None:
+        """EPISODE records. Sums are made anew, exactly: a running sum of floats would drift."""
+        self.count += len(episodes)
+        latest = episodes[-WINDOW:]
+        self.returns.extend(latest["return"].tolist())
+        self.lengths.extend(latest["length"].tolist())
+        self.return_mean = mean_of(self.returns)
+
+    def load(self, count: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        self.count = count
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
+        self.return_mean = mean_of(self.returns)
+
+
+@dataclass(frozen=True)
+class Due:
+    """What an update gave occasion to."""
+
+    stop: str | None = None
+    """the reason to end, in words"""
+    evaluate: bool = False
+    save: bool = False
+
+    def __bool__(self) -> bool:
+        return self.stop is not None or self.evaluate or self.save
+
+
+NOTHING = Due()
+
+
+class Watch:
+    """Judges each report of the learner by the config's triggers."""
+
+    def __init__(
+        self, config: Config, clock: Callable[[], float] = time.perf_counter, elapsed: float = 0.0
+    ) -> None:
+        """`elapsed` are the seconds that the run took before `clock` was asked first."""
+        self.counts = Counts(seconds=elapsed)
+        self._clock = clock
+        self._started = clock() - elapsed
+        self._episodes = Episodes()
+        self._stop = Reached(limits(config))
+        self._stop_when = TRIGGERS.get(config.stop.when or "")
+        self._stop_name = config.stop.when
+        self._evaluate = _trigger(config.eval.every, config.eval.when)
+        self._save = _trigger(config.checkpoint.every, config.checkpoint.when)
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._started
+
+    def note(self, report: Report) -> Due:
+        """Count it; what is due now."""
+        if len(report.episodes):
+            self._episodes.add(report.episodes)
+        before, self.counts = self.counts, self._counts(report.received, report.version)
+        if before.updates == report.version:  # nothing was learnt: only the end may be near
+            return Due(stop=self.ended(before))
+        return Due(
+            stop=self.ended(before),
+            evaluate=self._evaluate(before, self.counts),
+            save=self._save(before, self.counts),
+        )
+
+    def ended(self, before: Counts) -> str | None:
+        """The reason to stop now, if there is one."""
+        counts = self.counts
+        by_name = {
+            "return": counts.return_mean,
+            "steps": counts.steps,
+            "updates": counts.updates,
+            "seconds": counts.seconds,
+        }
+        if reason := self._stop.due(by_name):
+            return reason
+        if self._stop_when is not None and self._stop_when(before, counts):
+            return f"stop.when = {self._stop_name}"
+        return None
+
+    def load_state(self, recorded: State) -> None:
+        """Go on from what a recorder's state says."""
+        returns, lengths = (recorded[k].tolist() for k in ("returns", "lengths"))
+        self._episodes.load(recorded["episodes"], returns, lengths)
+        self._started = self._clock() - recorded["elapsed"]
+        self.counts = self._counts(recorded["received"], recorded["version"])
+
+    def _counts(self, steps: int, updates: int) -> Counts:
+        episodes = self._episodes
+        mean = episodes.return_mean if episodes.full else None
+        return Counts(
+            steps=steps,
+            updates=updates,
+            episodes=episodes.count,
+            seconds=self.seconds,
+            return_mean=-math.inf if mean is None else mean,
+        )
+
+
+def limits(config: Config) -> Mapping[str, float]:
+    """The stop conditions that have a number."""
+    stop = config.stop
+    named = {
+        "return": stop.return_,
+        "steps": stop.steps,
+        "updates": stop.updates,
+        "seconds": stop.seconds,
+    }
+    return {name: limit for name, limit in named.items() if limit is not None}
+
+
+def _trigger(every: int, when: str | None) -> Trigger:
+    return either(Every(every), TRIGGERS[when]) if when else Every(every)
+
+
+def mean_of(values: Sequence[float] | deque[float] | Array) -> float | None:
+    """Rounded once, whatever the order; None of nothing, nan where it has no value."""
+    if len(values) == 0:
+        return None
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # beyond the range of floats; inf and -inf
+        return math.nan
