@@ -138,6 +138,16 @@ def parser() -> argparse.ArgumentParser:
     listing = add("list", _list, "list algorithms, presets, shipped configs and environments")
     listing.add_argument("--json", action="store_true", help="print one JSON object")
 
+    ps = add(
+        "ps",
+        _ps,
+        "list the processes of running runs: role, pid, cores, state, steps/s, CPU, memory",
+        "examples:\n  tianji ps\n  tianji ps runs/first --json\n",
+    )
+    ps.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: all in --runs)")
+    ps.add_argument("--runs", default="runs", help="where to look for runs (default: runs)")
+    ps.add_argument("--json", action="store_true", help="print one JSON list")
+
     doctor = add("doctor", _doctor, "say what works on this machine and what to install")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return top
@@ -325,6 +335,13 @@ def _list(arguments: argparse.Namespace) -> int:
     catalogue = _module("catalogue")
     listed = catalogue.catalogue()
     print(json.dumps(listed) if arguments.json else catalogue.told(listed))
+    return 0
+
+
+def _ps(arguments: argparse.Namespace) -> int:
+    ps = _module("ps")
+    rows = ps.hosts(arguments.run, arguments.runs)
+    print(json.dumps(rows) if arguments.json else ps.told(rows))
     return 0
 
 

@@ -234,6 +234,24 @@ def load_config(
     return _resolve(tree, origins, name)
 
 
+def engine_of(source: str | Path | Mapping[str, Any], overrides: str | Sequence[str]) -> str:
+    """What scale.engine will be, without a look at anything else; "" where the config is wrong,
+    which `load_config` then says."""
+    overrides = [overrides] if isinstance(overrides, str) else overrides
+    try:
+        tree = (
+            dict(source)
+            if isinstance(source, Mapping)
+            else tomllib.loads(find_config(source).read_text())
+        )
+        for override in overrides:
+            _override(tree, override)
+        engine = tree.get("scale", {}).get("engine", ScaleConfig.engine)
+    except (Refusal, ValueError, OSError, AttributeError):
+        return ""
+    return engine if isinstance(engine, str) else ""
+
+
 def find_config(source: str | Path) -> Path:
     """The file itself, that of a run folder, or a shipped config of that name."""
     path = Path(source)

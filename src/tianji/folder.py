@@ -21,6 +21,9 @@ from tianji.errors import Refusal, nearest
 from tianji.machine import manifest
 from tianji.types import Leaves, Rollout
 
+HOSTS = "hosts.json"
+"""while a run has processes: which they are, and how they are"""
+
 
 def run_folder(runs: Path, name: str | None, config: Config) -> Path:
     """Where the run will live; refused where it would write into another's folder."""

@@ -25,6 +25,37 @@ def process_age() -> float:
         return time.process_time()
 
 
+def process_started(pid: int) -> int | None:
+    """When a process began, in the kernel's ticks, which tells a pid that was used again; None
+    where there is no such process."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def process_cpu(pid: int) -> float | None:
+    """Seconds of CPU time so far; None where there is no such process."""
+    fields = _stat(pid)
+    if fields is None:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_rss(pid: int) -> int:
+    """Bytes of memory that are resident; 0 where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
 def version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

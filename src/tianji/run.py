@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import shutil
 import signal
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
-from tianji.config import IDENTITY, SECTIONS, WHERE, Config, load_config
+from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_config
 from tianji.engines.engine import Engine, Evaluated, Event, has_store
+from tianji.engines.server import ForkServer
 from tianji.errors import Failure, Refusal
 from tianji.folder import (
     find_run,
@@ -56,17 +58,29 @@ def train(
     `overrides` are "key=value" as on the command line; `age` gives the seconds since launch.
     """
     age = age or _since_now()
-    resolved = config if isinstance(config, Config) else load_config(config, overrides)
-    folder = run_folder(Path(runs), name, resolved)
-    with _engine(resolved) as engine:
-        folder = make_folder(folder, name is not None, resolved)
+    with _server(config, overrides) as server:
+        resolved = config if isinstance(config, Config) else load_config(config, overrides)
+        folder = run_folder(Path(runs), name, resolved)
+        return _train(resolved, folder, name is not None, view or SilentView(), age, server)
+
+
+def _train(
+    resolved: Config,
+    folder: Path,
+    named: bool,
+    view: View,
+    age: Callable[[], float],
+    server: ForkServer | None,
+) -> Result:
+    with _engine(resolved, server) as engine:
+        folder = make_folder(folder, named, resolved)
         with locked(folder):
             try:
                 engine.start(folder)
             except Refusal:
                 shutil.rmtree(folder)
                 raise
-            return _Run(resolved, folder, engine, view or SilentView(), age).go()
+            return _Run(resolved, folder, engine, view, age).go()
 
 
 def resume(
@@ -92,9 +106,21 @@ def resume(
                 f"value. Start a new one with `tianji train`; only {', '.join(can)} can be "
                 f"changed here."
             )
-    config = load_config(folder / "config.toml", overrides, name=folder.name)
-    with locked(folder), _engine(config) as engine:
-        going_on = _Run(config, folder, engine, view or SilentView(), age)
+    with locked(folder), _server(folder, overrides) as server:
+        config = load_config(folder / "config.toml", overrides, name=folder.name)
+        return _go_on(config, folder, checkpoint, view or SilentView(), age, server)
+
+
+def _go_on(
+    config: Config,
+    folder: Path,
+    checkpoint: str,
+    view: View,
+    age: Callable[[], float],
+    server: ForkServer | None,
+) -> Result:
+    with _engine(config, server) as engine:
+        going_on = _Run(config, folder, engine, view, age)
         going_on.restore(checkpoint)
         engine.start(folder)
         rewrite_config(folder, config)
@@ -102,18 +128,37 @@ def resume(
 
 
 @contextlib.contextmanager
-def _engine(config: Config) -> Iterator[Engine]:
+def _server(
+    config: str | Path | Mapping[str, Any] | Config, overrides: str | Sequence[str]
+) -> Iterator[ForkServer | None]:
+    """The process that hosts are forked from, where there will be some. It is started before the
+    config is understood, which takes imports of its own."""
+    engine = config.scale.engine if isinstance(config, Config) else engine_of(config, overrides)
+    if engine != "local":
+        yield None
+        return
+    if not hasattr(os, "memfd_create"):
+        raise Refusal(
+            'scale.engine = "local" needs Linux: its processes share anonymous memory, which this '
+            'system does not have. Set scale.engine = "serial".'
+        )
+    with contextlib.closing(ForkServer()) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _engine(config: Config, server: ForkServer | None) -> Iterator[Engine]:
     """The engine that the config names, closed in the end."""
+    prepare_torch(config)
     try:
         engine: Engine
-        if config.scale.engine == "local":
+        if server is not None:
             from tianji.engines.local import LocalEngine
 
-            engine = LocalEngine(config, lambda: prepare_torch(config))
+            engine = LocalEngine(config, server)
         else:
             from tianji.engines.serial import SerialEngine
 
-            prepare_torch(config)
             engine = SerialEngine(config)
     except MemoryError as error:
         raise Refusal(

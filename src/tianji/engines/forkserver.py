@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
 import socket
-import sys
-from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
@@ -63,13 +60,3 @@ def main(fd: int, parent: int) -> None:
             for theirs in message.fds:
                 os.close(theirs)
             wire.send(line, "forked", {"pid": pid, "role": message.content["role"]})
-
-
-def command(fd: int) -> list[str]:
-    """How to start it, so that it finds the modules that this process finds."""
-    about: dict[str, Any] = {"path": sys.path, "fd": fd, "parent": os.getpid()}
-    start = (
-        "import json, sys; about = json.loads(sys.argv[1]); sys.path[:] = about['path']; "
-        "from tianji.engines.forkserver import main; main(about['fd'], about['parent'])"
-    )
-    return [sys.executable, "-c", start, json.dumps(about)]

@@ -7,22 +7,19 @@ import json
 import math
 import mmap
 import os
-import resource
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tianji.build import EVALUATIONS, SNAPSHOTS, Topology, topology
 from tianji.config import Config
-from tianji.engines import forkserver, wire
+from tianji.engines import wire
 from tianji.engines.engine import (
     Evaluated,
     Event,
@@ -31,7 +28,10 @@ from tianji.engines.engine import (
     scatter,
     shares_of,
 )
+from tianji.engines.server import ForkServer
 from tianji.errors import Failure, Refusal
+from tianji.folder import HOSTS
+from tianji.machine import process_started
 from tianji.plan import Placement, placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
@@ -39,8 +39,6 @@ from tianji.transports.shm import Shm
 from tianji.types import EPISODE, Array
 from tianji.watch import Due, Watch
 
-HOSTS = "hosts.json"
-"""in the run folder, while it runs: which processes it has, and how they are"""
 TURN = 0.05
 """seconds that a turn waits for something to happen"""
 START = 180.0
@@ -106,8 +104,7 @@ class LocalEngine:
 
     beside = True
 
-    def __init__(self, config: Config, prepare: Callable[[], None]) -> None:
-        """`prepare` is called while the process that hosts are forked from makes its imports."""
+    def __init__(self, config: Config, server: ForkServer) -> None:
         self._config = config
         self._closing = contextlib.ExitStack()
         self.version = 0
@@ -124,9 +121,11 @@ class LocalEngine:
         self._watch: Watch | None = None
         self._table_due = 0.0
         self._folder = Path()
+        self._server, self._server_line = server, server.line
+        self._epoll = select.epoll()
+        self._closing.callback(self._epoll.close)
+        self._epoll.register(server.line, select.EPOLLIN)
         try:
-            self._server, self._server_line = self._start_server()
-            prepare()
             self.topology: Topology = topology(config)
             for env in self.topology.spare:
                 env.close()
@@ -261,35 +260,6 @@ class LocalEngine:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
 
-    def _start_server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._closing.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        ours, theirs = wire.pair()
-        # Threads come from the plan: what is read when a library is loaded is set before that.
-        threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-        server = subprocess.Popen(
-            forkserver.command(theirs.fileno()),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | threads | {"OMP_WAIT_POLICY": "PASSIVE"},
-        )
-        theirs.close()
-
-        def end() -> None:
-            ours.close()
-            try:
-                server.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-        self._epoll = select.epoll()
-        self._epoll.register(ours, select.EPOLLIN)
-        self._closing.callback(self._epoll.close)
-        self._closing.callback(end)
-        return server, ours
-
     def _open(self) -> Shm:
         """Every conduit of the topology: made here, so that it is refused here if it is too big."""
         joined, transport = self.topology, Shm()
@@ -369,7 +339,9 @@ class LocalEngine:
         message = wire.receive(self._server_line)
         if message is None:
             self._epoll.unregister(self._server_line)
-            trouble = f"the process that hosts are forked from ended (code {self._server.wait()})"
+            trouble = (
+                f"the process that hosts are forked from ended (code {self._server.process.wait()})"
+            )
             self._troubles.append(_Trouble(time.monotonic(), "forkserver", trouble))
             return
         content = message.content
@@ -575,7 +547,8 @@ class LocalEngine:
             }
             for host in self._hosts.values()
         ]
-        about: dict[str, Any] = {"launcher": os.getpid(), "hosts": rows}
+        me = os.getpid()
+        about = {"launcher": me, "started": process_started(me), "hosts": rows}
         new = self._folder / f".{HOSTS}"
         with contextlib.suppress(OSError):  # a full disk: `ps` then shows an older table
             new.write_text(json.dumps(about))

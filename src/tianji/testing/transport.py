@@ -81,6 +81,8 @@ def check_transport(
         _check_receiver_death(make, rng, deadline)
         for size, reads in SIZES.items():
             _check_snapshots(make, size, reads, rng, deadline)
+        for moment in (0.01, 0.015, 0.02):
+            _check_publisher_death(make, moment, rng, deadline)
 
 
 def _check_channels(
@@ -496,6 +498,43 @@ def _check_snapshots(
     _play(transport, [sender, *parts], rng, limit)
 
 
+def _check_publisher_death(
+    make: Callable[[], Transport], moment: float, rng: np.random.Generator, limit: float
+) -> None:
+    """What was pushed last can still be read when its sender was killed in the next push."""
+    transport, name, size = cast(Crossing, make()), "check-last", max(SIZES)
+    transport.open_newest(name, size, 1)
+    counts = _shared(2)
+    """the version that was begun to be pushed, and the one that was pushed"""
+    counts[:] = -1
+
+    def publish() -> None:
+        publisher, flat = transport.publisher(name, size), np.empty(size, np.float32)
+        while True:
+            flat.fill(counts[1] + 1)
+            counts[0] += 1
+            publisher.push(int(counts[0]), flat)
+            counts[1] += 1
+            if counts[1] == 0:
+                signal.setitimer(signal.ITIMER_REAL, moment)
+
+    def subscribe() -> None:
+        subscriber, out = transport.subscriber(name, size), np.empty(size, np.float32)
+        last = -1
+        while last < 0 or counts[1] > last:
+            last = int(counts[1])
+            time.sleep(0.1)
+        version = subscriber.probe(-1, out)
+        assert last <= version <= counts[0], f"version {last} was pushed, and {version} was read"
+        _whole(version, -1, out)
+
+    parts = [
+        _Part("the sender", [(name, "publish")], publish, dies=True),
+        _Part("the receiver", [(name, "subscribe-0")], subscribe),
+    ]
+    _play(transport, parts, rng, limit)
+
+
 def _play(
     transport: Crossing, parts: Sequence[_Part], rng: np.random.Generator, limit: float
 ) -> None:
@@ -558,11 +597,15 @@ def _fork(transport: Crossing, part: _Part, limit: float) -> tuple[int, int]:
 
 
 def _halt(pids: Sequence[int], rng: np.random.Generator) -> None:
-    if pids and rng.random() < 0.5:
-        pid = pids[int(rng.integers(len(pids)))]
-        os.kill(pid, signal.SIGSTOP)
+    """Stop one process at a random moment, then another, and let the first one meet its halves."""
+    if len(pids) > 1 and rng.random() < 0.5:
+        first, second = (pids[i] for i in rng.permutation(len(pids))[:2].tolist())
+        os.kill(first, signal.SIGSTOP)
         time.sleep(rng.uniform(0.0, 0.015))
-        os.kill(pid, signal.SIGCONT)
+        os.kill(second, signal.SIGSTOP)
+        os.kill(first, signal.SIGCONT)
+        time.sleep(rng.uniform(0.0, 0.015))
+        os.kill(second, signal.SIGCONT)
 
 
 def _content(sender: int, number: int) -> Array:
