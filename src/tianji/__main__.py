@@ -256,6 +256,10 @@ def _told(result: Result) -> list[str]:
         f"{human(result.steps_per_s['consumed'])} consumed",
         f"  run folder  {result.run_dir}",
     ]
+    if result.verdict:
+        lines.insert(-1, f"  bottleneck  {result.verdict}")
+    if result.filtered:
+        lines.insert(-1, f"  filtered    {human(result.filtered)} steps, too stale to be consumed")
     if result.resumed:
         lines.append(f"  resumed     {result.resumed}")
     lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in result.notes.items()]

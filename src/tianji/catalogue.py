@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tianji.algorithm import ALGORITHMS
 from tianji.config import shipped_configs
 from tianji.env import env_names
-from tianji.relax import PRESETS
+from tianji.relax import PRESETS, Relaxation, Sizes, problem
 
 FAMILIES: tuple[tuple[str, str, str | None, str], ...] = (
     ("classic control", "CartPole-v1, Acrobot-v1, Pendulum-v1, MountainCar-v0", None, "gymnasium"),
@@ -26,7 +27,7 @@ FAMILIES: tuple[tuple[str, str, str | None, str], ...] = (
 def catalogue() -> dict[str, Any]:
     return {
         "algorithms": {name: _about(where) for name, where in sorted(ALGORITHMS.items())},
-        "presets": {name: (preset.__doc__ or "").strip() for name, preset in PRESETS.items()},
+        "presets": {name: _preset(preset) for name, preset in PRESETS.items()},
         "configs": {path.stem: _config(path) for path in shipped_configs()},
         "envs": [
             {
@@ -45,8 +46,18 @@ def catalogue() -> dict[str, Any]:
 def told(listed: dict[str, Any]) -> str:
     lines = ["algorithms (algorithm.name)"]
     lines += [f"  {name:<16} {about}" for name, about in listed["algorithms"].items()]
-    lines += ["", "presets (scale.relax)"]
-    lines += [f"  {name:<16} {about}" for name, about in listed["presets"].items()]
+    lines += [
+        "",
+        "presets (scale.relax), and how the edges I (parameters to acting), II (actions to",
+    ]
+    lines += [
+        "simulating) and III (samples to learning) are kept: inside, waiting, bounded or free"
+    ]
+    for name, preset in listed["presets"].items():
+        lines.append(f"  {name:<16} {preset['about']}")
+        for case, edges in preset["edges"].items():
+            told = ", ".join(f"{edge} {word}" for edge, word in edges.items())
+            lines.append(f"  {'':<16}   {case + ':':<12} {told}")
     lines += ["", "shipped configs (tianji train NAME)"]
     lines += [f"  {name:<16} {c['expect']}" for name, c in listed["configs"].items()]
     lines += ["", "environments (env.id)"]
@@ -54,6 +65,19 @@ def told(listed: dict[str, Any]) -> str:
         need = "" if env["installed"] else f"  [pip install 'tianji[{env['extra']}]']"
         lines.append(f"  {env['family']}: {env['examples']}{need}")
     return "\n".join(lines)
+
+
+def _preset(preset: Callable[[Sizes], Relaxation]) -> dict[str, Any]:
+    """What a preset says of itself, and its edges with processes, for both kinds of algorithm."""
+    cases = {"on-policy": True, "replay": False}
+    edges = {}
+    for case, on_policy in cases.items():
+        sizes = Sizes(on_policy=on_policy, alone=False)
+        relax = preset(sizes)
+        if problem(relax, sizes) is None:
+            edges[case] = relax.edges
+    about = " ".join((preset.__doc__ or "").split())
+    return {"about": about, "edges": edges}
 
 
 def _about(where: str | type[Any]) -> str:

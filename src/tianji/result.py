@@ -35,6 +35,8 @@ class Result:
     time: Mapping[str, Mapping[str, float]]
     """where the time went: for each kind of host, shares that add up to 1, work by its kind and
     waiting by whom for"""
+    verdict: str
+    """who waited for whom, in one line; empty for engine serial"""
     params_sha256: str
     stop_reason: str
     resumed: str | None = None

@@ -35,6 +35,7 @@ from tianji.role import State
 from tianji.signals import Signals
 from tianji.tally import Tally
 from tianji.trigger import Counts
+from tianji.verdict import verdict
 from tianji.view.status import SilentView, View
 from tianji.watch import Watch, limits
 
@@ -326,6 +327,7 @@ class _Run:
 
     def _result(self, status: str, reason: str) -> Result:
         summary = self._recorder.summary()
+        spent = self._engine.time()
         notes = {"rows_lost": summary["rows_lost"]} if "rows_lost" in summary else {}
         if self._unsaved:
             notes["checkpoints_not_saved"] = self._unsaved
@@ -342,7 +344,8 @@ class _Run:
             replay_ratio=summary["replay_ratio"],
             staleness=summary["staleness"],
             filtered=summary["filtered"],
-            time=self._engine.time(),
+            time=spent,
+            verdict=verdict(spent),
             params_sha256=self._engine.networks_sha256(),
             stop_reason=reason,
             resumed=self._resumed,

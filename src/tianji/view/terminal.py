@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from tianji.verdict import by_role, verdict
 from tianji.view.status import Status, View, duration, human, number, percent
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ def plain_line(status: Status) -> str:
         parts.append(
             f"staleness {stale.mean:.1f} mean, {human(stale.p95)} p95, {human(stale.max)} max"
         )
+    if told := verdict(by_role(status.util)):
+        parts.append(told)
     return " | ".join(parts)
 
 
@@ -256,12 +259,10 @@ def _time_lines(util: Mapping[str, float], room: int, color: bool) -> list[Text]
         shares = {key.replace("/", " "): share for key, share in util.items()}
         bar, legend = _bar_and_legend(shares, room - 10, room - 10, color)
         return [Text.assemble(("time      ", "cyan"), bar), Text(" " * 10).append(legend)]
-    roles: dict[str, dict[str, float]] = {}
-    for key, share in util.items():
-        role, _, kind = key.partition("/")
-        roles.setdefault(role, {})[kind or role] = share
+    roles = by_role(util)
     busiest = sorted(roles, key=lambda role: -sum(roles[role].values()))[:4]
-    lines = []
+    told = verdict(roles)
+    lines = [Text.assemble(("time      ", "cyan"), (told, "bold"))] if told else []
     for role in (role for role in roles if role in busiest):
         bar, legend = _bar_and_legend(roles[role], BAR, room - BAR - 12, color)
         lines.append(Text.assemble((f"{role:<9.9} ", "cyan"), bar, "  ", legend))

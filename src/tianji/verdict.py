@@ -1,0 +1,48 @@
+"""Who waits for whom, in one line: where a run's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+BUSY = 0.85
+"""share of its time from which a role counts as the bottleneck's own work"""
+
+
+def by_role(util: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Shares by "role/kind" as shares by kind, of each role."""
+    roles: dict[str, dict[str, float]] = {}
+    for key, share in util.items():
+        role, _, kind = key.partition("/")
+        roles.setdefault(role, {})[kind or role] = share
+    return roles
+
+
+def verdict(time: Mapping[str, Mapping[str, float]]) -> str:
+    """The bottleneck and who waits for it, from each kind of host's shares of its time; empty where
+    one process does all, so that nobody waits for anybody.
+
+    A grant that is not given and a batch that is not served come from the buffer, but the buffer
+    only passes them on: unless it has no time of its own left, the other side is whom one waits for.
+    """
+    if not {"actor", "buffer", "learner"} <= time.keys():
+        return ""
+    busy = {role: 1.0 - sum(_waits(kinds).values()) for role, kinds in time.items()}
+    if busy["buffer"] >= BUSY:
+        return f"buffer {busy['buffer']:.0%} busy: actors and learner wait for it".replace(
+            "%", " %"
+        )
+    actors, learner = busy["actor"], busy["learner"]
+    if min(actors, learner) >= BUSY:
+        text = f"learner {learner:.0%} busy; actors {actors:.0%} busy: balanced"
+    elif learner >= actors:
+        blocked = sum(_waits(time["actor"]).values())
+        text = f"learner {learner:.0%} busy; actors blocked {blocked:.0%} on learner"
+    else:
+        blocked = sum(_waits(time["learner"]).values())
+        text = f"actors {actors:.0%} busy; learner blocked {blocked:.0%} on actors"
+    return text.replace("%", " %")
+
+
+def _waits(kinds: Mapping[str, float]) -> dict[str, float]:
+    """Shares of waiting for another role."""
+    return {kind: share for kind, share in kinds.items() if kind.startswith("wait_")}
