@@ -44,9 +44,9 @@ SPREAD = replace(
         "learner/wait_buffer": 0.22,
         "actor/simulate": 0.52,
         "actor/infer": 0.31,
-        "actor/wait_grant": 0.17,
+        "actor/wait_buffer": 0.17,
         "buffer/serve": 0.11,
-        "buffer/idle": 0.89,
+        "buffer/wait_actor": 0.89,
         "evaluator/simulate": 0.4,
         "evaluator/idle": 0.6,
         "driver/turn": 0.01,
@@ -176,10 +176,11 @@ def test_the_panel_shows_all_that_matters_in_80_columns() -> None:
 
 def test_roles_on_hosts_of_their_own_have_a_bar_each() -> None:
     lines = drawn(SPREAD, 80)
-    learner = next(line for line in lines if "learner" in line)
+    learner = next(line for line in lines if line.startswith("│ learner"))
     assert "█" * 16 + "░" * 4 + "  update 78 % · wait buffer 22 %" in learner
-    assert any("serve 11 % · idle 89 %" in line for line in lines)
+    assert any("serve 11 % · wait actor 89 %" in line for line in lines)
     assert not any("driver" in line for line in lines)
+    assert any("actors 83 % busy; learner blocked 22 % on actors" in line for line in lines)
 
 
 def test_a_sparkline_spans_its_range_over_steps() -> None:

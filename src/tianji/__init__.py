@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tianji.run import resume as resume
     from tianji.run import train as train
     from tianji.trained import load as load
+    from tianji.trigger import register_trigger as register_trigger
 
 __version__ = "0.1.0"
 
@@ -26,13 +27,14 @@ _HOME = {
     "load_config": "config",
     "register_env": "env",
     "register_algorithm": "algorithm",
+    "register_trigger": "trigger",
     "Refusal": "errors",
     "Failure": "errors",
 }
 
 __all__ = [
     "Failure", "Refusal", "Result", "load", "load_config", "register_algorithm", "register_env",
-    "resume", "train",
+    "register_trigger", "resume", "train",
 ]  # fmt: skip
 
 

@@ -46,18 +46,13 @@ def catalogue() -> dict[str, Any]:
 def told(listed: dict[str, Any]) -> str:
     lines = ["algorithms (algorithm.name)"]
     lines += [f"  {name:<16} {about}" for name, about in listed["algorithms"].items()]
-    lines += [
-        "",
-        "presets (scale.relax), and how the edges I (parameters to acting), II (actions to",
-    ]
-    lines += [
-        "simulating) and III (samples to learning) are kept: inside, waiting, bounded or free"
-    ]
+    lines += ["", "presets (scale.relax): how parameters reach acting (I), actions simulating (II)"]
+    lines += ["and samples learning (III); with engine serial all three stay inside"]
     for name, preset in listed["presets"].items():
-        lines.append(f"  {name:<16} {preset['about']}")
-        for case, edges in preset["edges"].items():
-            told = ", ".join(f"{edge} {word}" for edge, word in edges.items())
-            lines.append(f"  {'':<16}   {case + ':':<12} {told}")
+        edges = ", ".join(f"{edge} {word}" for edge, word in preset["edges"].items())
+        only = "" if len(preset["for"]) > 1 else f" ({preset['for'][0]} only)"
+        lines.append(f"  {name:<16} {edges}{only}")
+        lines.append(f"  {'':<16} {preset['about']}")
     lines += ["", "shipped configs (tianji train NAME)"]
     lines += [f"  {name:<16} {c['expect']}" for name, c in listed["configs"].items()]
     lines += ["", "environments (env.id)"]
@@ -68,16 +63,16 @@ def told(listed: dict[str, Any]) -> str:
 
 
 def _preset(preset: Callable[[Sizes], Relaxation]) -> dict[str, Any]:
-    """What a preset says of itself, and its edges with processes, for both kinds of algorithm."""
-    cases = {"on-policy": True, "replay": False}
-    edges = {}
-    for case, on_policy in cases.items():
-        sizes = Sizes(on_policy=on_policy, alone=False)
-        relax = preset(sizes)
-        if problem(relax, sizes) is None:
-            edges[case] = relax.edges
-    about = " ".join((preset.__doc__ or "").split())
-    return {"about": about, "edges": edges}
+    """What a preset says of itself, its edges with processes, and which algorithms it is for."""
+    sizes = {
+        "on-policy": Sizes(on_policy=True, alone=False),
+        "replay": Sizes(on_policy=False, alone=False),
+    }
+    return {
+        "about": " ".join((preset.__doc__ or "").split()),
+        "edges": preset(sizes["on-policy"]).edges,
+        "for": [case for case, size in sizes.items() if problem(preset(size), size) is None],
+    }
 
 
 def _about(where: str | type[Any]) -> str:

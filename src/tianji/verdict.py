@@ -21,8 +21,8 @@ def verdict(time: Mapping[str, Mapping[str, float]]) -> str:
     """The bottleneck and who waits for it, from each kind of host's shares of its time; empty where
     one process does all, so that nobody waits for anybody.
 
-    A grant that is not given and a batch that is not served come from the buffer, but the buffer
-    only passes them on: unless it has no time of its own left, the other side is whom one waits for.
+    A grant that is not given and a batch that is not served come from the buffer, but it only
+    passes them on: unless it has no time left, the other side is whom one waits for.
     """
     if not {"actor", "buffer", "learner"} <= time.keys():
         return ""

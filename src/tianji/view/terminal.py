@@ -250,7 +250,8 @@ BAR = 20
 
 
 def _time_lines(util: Mapping[str, float], room: int, color: bool) -> list[Text]:
-    """Where the time goes: one bar for one host, else one for each role, of the 4 busiest."""
+    """Where the time goes: one bar for one host; else one for each role of the loop, under a line
+    that says who waits for whom."""
     from rich.text import Text
 
     if not util:
@@ -260,10 +261,10 @@ def _time_lines(util: Mapping[str, float], room: int, color: bool) -> list[Text]
         bar, legend = _bar_and_legend(shares, room - 10, room - 10, color)
         return [Text.assemble(("time      ", "cyan"), bar), Text(" " * 10).append(legend)]
     roles = by_role(util)
-    busiest = sorted(roles, key=lambda role: -sum(roles[role].values()))[:4]
     told = verdict(roles)
+    shown = list(roles)[:4] if not told else ["actor", "buffer", "learner"]
     lines = [Text.assemble(("time      ", "cyan"), (told, "bold"))] if told else []
-    for role in (role for role in roles if role in busiest):
+    for role in shown:
         bar, legend = _bar_and_legend(roles[role], BAR, room - BAR - 12, color)
         lines.append(Text.assemble((f"{role:<9.9} ", "cyan"), bar, "  ", legend))
     return lines
