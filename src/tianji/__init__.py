@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from tianji.result import Result as Result
     from tianji.run import resume as resume
     from tianji.run import train as train
+    from tianji.trained import arrivals as arrivals
     from tianji.trained import load as load
     from tianji.trigger import register_trigger as register_trigger
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "train": "run",
     "resume": "run",
     "Result": "result",
     "load": "trained",
+    "arrivals": "trained",
     "load_config": "config",
     "register_env": "env",
     "register_algorithm": "algorithm",
@@ -33,8 +35,8 @@ _HOME = {
 }
 
 __all__ = [
-    "Failure", "Refusal", "Result", "load", "load_config", "register_algorithm", "register_env",
-    "register_trigger", "resume", "train",
+    "Failure", "Refusal", "Result", "arrivals", "load", "load_config", "register_algorithm",
+    "register_env", "register_trigger", "resume", "train",
 ]  # fmt: skip
 
 

@@ -175,6 +175,7 @@ def _misfit(env: Env, observation: Leaves) -> str | None:
 _FACTORIES: dict[str, Factory | str] = {
     "toy/Identity": "tianji.envs.toy:Identity",
     "toy/Chain": "tianji.envs.toy:Chain",
+    "toy/Frames": "tianji.envs.toy:Frames",
     "toy/Target": "tianji.envs.toy:Target",
 }
 

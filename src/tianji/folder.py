@@ -24,6 +24,9 @@ from tianji.types import Leaves, Rollout
 HOSTS = "hosts.json"
 """while a run has processes: which they are, and how they are"""
 
+ARRIVALS = "arrivals.bin"
+"""which rollouts reached the buffer, where their order is not fixed"""
+
 
 def run_folder(runs: Path, name: str | None, config: Config) -> Path:
     """Where the run will live; refused where it would write into another's folder."""

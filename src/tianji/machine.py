@@ -94,19 +94,34 @@ def _machine_memory() -> int | None:
     return next((int(li.split()[1]) * 1024 for li in lines if li.startswith("MemAvailable")), None)
 
 
-def _cgroup_memory() -> int | None:
-    folder = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, now = (folder / limit).read_text(), (folder / used).read_text()
-        except OSError:
+def _cgroup_memory(
+    root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """The least that is left in this process's control group and in those around it."""
+    try:
+        lines = mine.read_text().splitlines()
+    except OSError:
+        return None
+    left = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
-        if most.strip().isdigit():
-            return int(most) - int(now)
-    return None
+        top = root if controllers == "" else root / "memory"
+        names = ("memory.max", "memory.current")
+        if controllers:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        inside = top / path.strip("/")
+        for folder in [inside, *inside.parents]:
+            if top not in (folder, *folder.parents):
+                break
+            try:
+                most, used = ((folder / name).read_text().strip() for name in names)
+            except OSError:
+                continue  # in a container the outer groups are not there to see
+            if most.isdigit():
+                left.append(int(most) - int(used))
+    return min(left, default=None)
 
 
 def commit() -> str | None:

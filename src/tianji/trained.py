@@ -10,18 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from tianji.algorithm import Policy, Spec
+from tianji.buffer import ARRIVAL
 from tianji.build import EVAL_ENVS, make_spec
 from tianji.checkpoint import Checkpoints
 from tianji.config import Config, load_config
 from tianji.env import Env, make_env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluation
-from tianji.folder import find_run
+from tianji.folder import ARRIVALS, find_run
 from tianji.run import prepare_torch
 from tianji.types import Array, Leaves, Params
 
 MOST_FRAMES = 3000
 """frames of a video, at most"""
+
+
+def arrivals(run: str | Path) -> Array:
+    """Every rollout that reached a run's buffer, in order: ARRIVAL records. Only runs whose order
+    is not fixed keep them."""
+    path = find_run(run) / ARRIVALS
+    return np.fromfile(path, ARRIVAL) if path.exists() else np.empty(0, ARRIVAL)
 
 
 class Player:

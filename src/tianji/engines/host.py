@@ -31,7 +31,7 @@ from tianji.engines import wire
 from tianji.env import EnvSpec
 from tianji.errors import Failure, Refusal
 from tianji.evaluator import EVALUATED, Evaluator
-from tianji.folder import save_batch
+from tianji.folder import ARRIVALS, save_batch
 from tianji.learner import UPDATE, Learner, NonFinite
 from tianji.role import Did, Role, State
 from tianji.tally import Tally
@@ -235,7 +235,7 @@ class Host:
             about |= {"produced": role.produced, "filtered": role.filtered}
             arrived = role.arrivals()
             if len(arrived):
-                with (self._folder / "arrivals.bin").open("ab") as file:
+                with (self._folder / ARRIVALS).open("ab") as file:
                     file.write(arrived.tobytes())
         elif isinstance(role, Learner) and self._tally.last is not None:
             self._tell_updates(None, False, False)

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 from tianji.role import State
-from tianji.state import NATIVE, decode, dump, encode, parse
+from tianji.state import NATIVE, decode, encode, parse
 from tianji.types import Leaves
 
 INLINE = 16_384
@@ -35,7 +35,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def send(line: socket.socket, kind: str, content: State, fds: Sequence[int] = ()) -> None:
     arrays: Leaves = {}
-    text = dump(encode(content, kind, "", arrays))
+    text = json.dumps(encode(content, kind, "", arrays), allow_nan=False).encode()
     head: dict[str, Any] = {"kind": kind, "fds": len(fds), "size": -1}
     own = -1
     if arrays or len(text) > INLINE:

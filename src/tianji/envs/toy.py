@@ -7,16 +7,21 @@ import numpy as np
 from tianji.env import Action, Continuous, Discrete, EnvSpec, TimeStep
 from tianji.errors import Refusal
 from tianji.role import State, generator_state, load_generator_state
-from tianji.types import Array, Leaves, leaf
+from tianji.types import Array, Leaf, Leaves, leaf
 
 
 class Toy:
     """What the toys share: episodes of at most `limit` steps that reset themselves."""
 
-    def __init__(self, id: str, num_envs: int, size: int, action: Action, limit: int) -> None:
+    def __init__(
+        self, id: str, num_envs: int, observation: int | Leaf, action: Action, limit: int
+    ) -> None:
+        """An observation is so many floats, or what the leaf says."""
         if limit < 1:
             raise Refusal(f"{id} would end before its first step. Set its length to 1 or more.")
-        self.spec = EnvSpec(id, {"obs": leaf((size,), np.float32)}, action, limit)
+        if isinstance(observation, int):
+            observation = leaf((observation,), np.float32)
+        self.spec = EnvSpec(id, {"obs": observation}, action, limit)
         self.num_envs = num_envs
         self._limit = limit
         self._rng = np.random.default_rng()
@@ -74,7 +79,7 @@ class Toy:
         raise NotImplementedError
 
     def _observe(self) -> Array:
-        """[B, size] float32, a new array."""
+        """[B, ...], a new array."""
         raise NotImplementedError
 
 
@@ -161,6 +166,37 @@ class Target(Toy):
 
     def _observe(self) -> Array:
         return self._x[:, None].copy()
+
+
+class Frames(Toy):
+    """Pictures of the size of an Atari game's, four frames of 84 x 84 bytes: noise, brighter in one
+    half. The action must say which; an episode terminates after `length` steps."""
+
+    KINDS = 16
+    """pictures of each kind"""
+
+    def __init__(self, num_envs: int, length: int = 1000) -> None:
+        observation = leaf((4, 84, 84), np.uint8)
+        super().__init__("toy/Frames", num_envs, observation, Discrete(2), length)
+        rng = np.random.default_rng(0)
+        self._pictures = rng.integers(0, 128, (2 * self.KINDS, *observation.shape), np.uint8)
+        self._pictures[: self.KINDS, :, :42] += 64
+        self._pictures[self.KINDS :, :, 42:] += 64
+
+    @property
+    def optimal_return(self) -> float:
+        return float(self._limit)
+
+    def _first(self) -> Array:
+        return self._rng.integers(2 * self.KINDS, size=self.num_envs)
+
+    def _advance(self, action: Array) -> tuple[Array, Array]:
+        reward = action == self._x // self.KINDS
+        self._x = self._first()
+        return reward, self._clock + 1 >= self._limit
+
+    def _observe(self) -> Array:
+        return self._pictures[self._x]
 
 
 def _one_hot(index: Array, size: int) -> Array:
