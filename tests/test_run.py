@@ -171,8 +171,8 @@ def test_what_was_learnt_goes_on_from_any_moment_without_the_store(config, relax
 def copy_memory(source, target):
     """What channels hold, as a checkpoint brings it."""
     for name, pipe in source.transport._pipes.items():
-        for leaf, array in pipe.memory.items():
-            target.transport._pipes[name].memory[leaf][:] = array
+        for key, array in pipe.memory.items():
+            target.transport._pipes[name].memory[key][:] = array
 
 
 @pytest.mark.parametrize("relax", ["sync", "one_step", "bounded"])

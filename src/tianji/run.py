@@ -41,8 +41,8 @@ from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
-SETTLE = 8.0
-"""seconds in which a run that was told to end must come to rest, to be saved"""
+SETTLE = 4.0
+"""seconds in which a run that was told to end must come to rest, to be saved as a whole"""
 
 
 def train(
@@ -267,9 +267,9 @@ class _Run:
             recorder.tick(engine.shares)
             evaluates = engine.evaluating and self._signal is None
             if self._signal is not None or (self._stop is not None and not evaluates):
-                engine.settle()
+                hopeful = engine.settle()
                 asked = min(asked, time.monotonic())
-                if engine.settled or time.monotonic() - asked > SETTLE:
+                if engine.settled or not hopeful or time.monotonic() - asked > SETTLE:
                     return self._ended()
             elif self._save_due and engine.settled and (engine.beside or not engine.evaluating):
                 self._save_due = False
@@ -300,14 +300,21 @@ class _Run:
     def _save(self) -> None:
         """Write a checkpoint, where all is at rest; a full disk is said and stops nothing."""
         if not self._engine.settled:
-            self._unsaved += 1
-            self._recorder.event(
-                f"not saved: the run did not come to rest within {SETTLE:g} s, in the middle of an "
-                f"update; the last checkpoint, if there is one, is kept"
-            )
+            self._save_what_rests()
             return
         most = {"auto": STORE_AUTO, "always": math.inf, "never": -1}
         self._write(self._engine.parts(most[self._config.checkpoint.store]))
+
+    def _save_what_rests(self) -> None:
+        """Somebody is busy for too long: save what was learnt, without envs and store."""
+        if (parts := self._engine.rescue()) is not None:
+            self._write(parts)
+            return
+        self._unsaved += 1
+        self._recorder.event(
+            "not saved: the learner is in the middle of a long update; the last checkpoint, if "
+            "there is one, is kept"
+        )
 
     def _write(self, parts: dict[str, State]) -> None:
         spec = self._engine.topology.spec

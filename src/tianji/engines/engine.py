@@ -64,8 +64,9 @@ class Engine(Protocol):
     def turn(self) -> Iterable[Event]:
         """Go on for a little while; what happened."""
 
-    def settle(self) -> None:
-        """Come to rest between two updates, in the turns that follow."""
+    def settle(self) -> bool:
+        """Come to rest between two updates, in the turns that follow; False where waiting longer
+        would not help, because somebody does not answer."""
 
     def go_on(self) -> None:
         """Work again after a rest."""

@@ -46,7 +46,7 @@ def main(fd: int, parent: int) -> None:
             if message is None:
                 for pid in hosts.values():
                     os.kill(pid, signal.SIGKILL)
-                return
+                os._exit(0)  # at once: there is nothing here to be tidied up
             server, pid = os.getpid(), os.fork()
             if pid == 0:
                 for other in (line.fileno(), *hosts):

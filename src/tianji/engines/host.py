@@ -84,7 +84,8 @@ def main(request: State, fds: list[int]) -> NoReturn:
 
 
 def _prepare(request: State) -> None:
-    """What must be set before torch or an env starts a thread."""
+    """What must be set before torch or an env starts a thread or a process."""
+    os.setpgid(0, 0)
     log = Path(request["folder"]) / "logs" / f"{request['role']}.log"
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):

@@ -45,9 +45,11 @@ START = 180.0
 """seconds in which all hosts must be ready"""
 ANSWER = 60.0
 """seconds in which a host at rest must answer"""
-RESCUE = 5.0
+RESCUE = 3.0
 """seconds in which a learner must come to rest after another host's failure"""
-GRACE = 5.0
+PAUSE = 1.0
+"""seconds in which the other hosts must, or be done without"""
+GRACE = 2.0
 """seconds that hosts have to end before they are killed"""
 SETTLE = 0.3
 """seconds after the first sign of trouble in which its cause may still come to light"""
@@ -111,6 +113,8 @@ class LocalEngine:
         self.started = False
         self.settled = False
         self._settling = False
+        self._learner_rests = math.inf
+        """since when, by the clock"""
         self._stopped = False
         self._hosts: dict[str, _Host] = {}
         self._troubles: list[_Trouble] = []
@@ -174,10 +178,11 @@ class LocalEngine:
         events, self._events = self._events, []
         return events
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         if not self._settling and not self.settled:
             self._settling = True
             self._send("learner", "settle", {})
+        return time.monotonic() - self._learner_rests < PAUSE
 
     def go_on(self) -> None:
         assert self._watch is not None
@@ -191,16 +196,15 @@ class LocalEngine:
         learner = self._hosts.get("learner")
         if learner is None or not learner.alive or not learner.ready:
             return None
+        others = [h for h in self._hosts.values() if h.role not in ("learner", "evaluator")]
         self._settling = False
         self.settle()
-        end = time.monotonic() + RESCUE
-        while not learner.resting and learner.alive and time.monotonic() < end:
-            self._poll(TURN)
+        self._wait_for([learner], RESCUE)
         if not learner.resting or not learner.alive:
             return None
-        alive = [h for h in self._hosts.values() if h.alive and h.role != "evaluator"]
+        self._wait_for(others, PAUSE)
         try:
-            answers = self._ask(alive, RESCUE)
+            answers = self._ask([learner, *(h for h in others if h.resting and h.alive)], RESCUE)
         except Failure:
             return None
         for role in self._hosts:
@@ -247,6 +251,8 @@ class LocalEngine:
                     signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
                     _gone(host.pidfd, GRACE)
                 os.close(host.pidfd)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(host.pid, signal.SIGKILL)  # processes that an env has left
             host.line.close()
         self._hosts.clear()
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
@@ -301,6 +307,7 @@ class LocalEngine:
 
     def _go(self, elapsed: float) -> None:
         self.settled = self._settling = False
+        self._learner_rests = math.inf
         for host in self._hosts.values():
             host.resting = False
             self._send(host.role, "go", {"elapsed": elapsed})
@@ -386,6 +393,7 @@ class LocalEngine:
                 self._events.append(Evaluated(version, steps, content["episodes"]))
             case "settled":
                 host.resting = True
+                self._learner_rests = time.monotonic()
                 for other in self._hosts.values():
                     if other.role not in ("learner", "evaluator"):
                         self._send(other.role, "pause", {})
@@ -491,6 +499,12 @@ class LocalEngine:
                     f"{', '.join(slow) or 'a host'} did not {what} within {seconds:g} s, so the "
                     f"run cannot go on. Look at {self._folder / 'logs'}."
                 )
+
+    def _wait_for(self, hosts: list[_Host], seconds: float) -> None:
+        """Until these rest or are dead, or so many seconds."""
+        end = time.monotonic() + seconds
+        while any(not h.resting and h.alive for h in hosts) and time.monotonic() < end:
+            self._poll(TURN)
 
     def _ask(self, hosts: list[_Host], seconds: float) -> dict[str, State]:
         """The states of these hosts, which rest."""

@@ -82,9 +82,10 @@ class SerialEngine:
                 return [Updated(report, self._watch.note(report))]
         return []
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """The evaluation under way, if there is one, is given up."""
         self.evaluating = False
+        return True
 
     def go_on(self) -> None:
         self._driver.outside()

@@ -9,6 +9,7 @@ holds is never copied or serialized: it is written once, by the sender, into its
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import platform
@@ -30,7 +31,11 @@ DESCRIPTOR = struct.Struct("<qqqq")
 AT_ONCE = 64 * DESCRIPTOR.size
 """bytes of descriptors read in one call; a multiple of one, so that none is cut"""
 
-HEAD = 4096
+MOST_PIPE = 1 << 20
+"""bytes of a pipe, at most: what the system allows without privileges"""
+
+HEAD = 1 << 16
+"""bytes before the arrays, for words"""
 LINE = 64
 """bytes of a cache line: leaves begin on one, and words that two sides write have one each"""
 PUSHED, GRANTED, TAG, RELEASED = 0, 8, 16, 24
@@ -41,6 +46,7 @@ VERSION, LATEST, COPIES = 0, 8, 16
 and checksum of each place"""
 ASLEEP = 64
 """the word of the first receiver, 8 words each: 1 where it wants to be woken"""
+RECEIVERS = (HEAD // 8 - ASLEEP) // 8
 PLACES = 3
 MOST_TRIES = 100_000
 
@@ -56,12 +62,25 @@ def fence() -> None:
         pass
 
 
+def _available() -> int:
+    """Bytes that can still be had. `posix_fallocate` does not ask first: it takes page after page
+    until the kernel kills someone."""
+    with open("/proc/meminfo") as lines:
+        found = {line.split()[0]: int(line.split()[1]) for line in lines}
+    return found["MemAvailable:"] * 1024
+
+
 class _File:
     """Anonymous memory, mapped: words in its head, arrays behind them."""
 
     def __init__(self, size: int, fd: int = -1) -> None:
         size += HEAD
         if fd < 0:
+            if size > (free := _available()):
+                raise MemoryError(
+                    f"{size / 2**20:.0f} MiB of shared memory cannot be had: "
+                    f"{free / 2**20:.0f} MiB are free. Make the buffer or the batch smaller"
+                )
             fd = os.memfd_create("tianji", os.MFD_CLOEXEC)
             try:
                 os.posix_fallocate(fd, 0, size)
@@ -93,6 +112,21 @@ def _places(channel: Channel) -> tuple[dict[str, int], int]:
         offsets[name] = end
         end += -(-channel.slots * leaf.nbytes // LINE) * LINE
     return offsets, max(end, LINE)
+
+
+def _pipe(slots: int) -> tuple[int, int]:
+    """A pipe with room for a descriptor of every slot, or for as many as the system allows."""
+    ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    room = min(slots * DESCRIPTOR.size, MOST_PIPE)
+    if fcntl.fcntl(ends[1], fcntl.F_GETPIPE_SZ) < room:
+        with contextlib.suppress(OSError):  # then fewer grants are out at once
+            fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, room)
+    return ends
+
+
+def _room(*pipes: int) -> int:
+    """Descriptors that all of these pipes have room for."""
+    return min(fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) for pipe in pipes) // DESCRIPTOR.size
 
 
 class _Reader:
@@ -193,11 +227,14 @@ class _Receiver:
         self._memory = memory
         self._items = _Reader(files["items_r"])
         self._grants = _Writer(files["grants_w"])
+        self._most_out = _room(files["items_r"], files["grants_w"])
         self._free = deque(range(slots))
         self._granted: deque[tuple[int, int]] = deque()
         self._pushed: deque[Slot] = deque()
         self._seen = 0
         self._used = 0
+        self.fresh = False
+        """has something come that neither a probe nor a sleeper knows of?"""
 
     @property
     def ended(self) -> bool:
@@ -210,7 +247,7 @@ class _Receiver:
         return len(self._granted)
 
     def grant(self, tag: int) -> bool:
-        if not self._free or self._items.ended:
+        if not self._free or self._items.ended or len(self._granted) >= self._most_out:
             return False
         index = self._free.popleft()
         self._used = max(self._used, index + 1)
@@ -224,6 +261,7 @@ class _Receiver:
             if self._words[PUSHED] == self._seen:
                 return None
             self.drain()
+        self.fresh = False
         return self._pushed.popleft() if self._pushed else None
 
     def release(self, slot: Slot) -> None:
@@ -267,6 +305,7 @@ class _Receiver:
             self._granted.popleft()
             self._pushed.append(Slot(index, self._memory, tag))
             self._seen += 1
+            self.fresh = True
         return not self._items.ended
 
     def _send(self, index: int, tag: int) -> None:
@@ -376,8 +415,10 @@ class Shm(Transport):
         self._mapped: dict[str, _File] = {}
         self._ends: dict[tuple[str, str], Any] = {}
         self._subscribers: list[_Subscriber] = []
+        self._receivers: list[_Receiver] = []
         self._epoll = select.epoll()
         self._drains: dict[int, Any] = {}
+        self._beside: list[int] = []
 
     def outbox(self, channel: Channel) -> Outbox:
         files = self._open(channel)
@@ -388,12 +429,15 @@ class Shm(Transport):
 
     def inbox(self, channel: Channel) -> Inbox:
         files = self._open(channel)
+        fresh = (channel.name, "receive") not in self._ends
         receiver: _Receiver = self._end(
             channel.name,
             "receive",
             lambda: _Receiver(*self._view(channel), channel.slots, files),
             files["items_r"],
         )
+        if fresh:
+            self._receivers.append(receiver)
         return receiver
 
     def memory(self, channel: Channel) -> Mapping[str, Array]:
@@ -408,6 +452,8 @@ class Shm(Transport):
         return end
 
     def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
+        if index >= RECEIVERS:
+            raise ValueError(f"{name}: receiver {index} has no room; there are {RECEIVERS}")
         files = self._files.setdefault(name, {})
         copies = self._copies(name, size, files)
         if f"event-{index}" not in files:
@@ -431,7 +477,8 @@ class Shm(Transport):
         files = self._files.setdefault(name, {})
         self._copies(name, size, files)
         for index in range(receivers):
-            files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            if f"event-{index}" not in files:
+                files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def pack(self, ends: Iterable[tuple[str, str]]) -> tuple[dict[str, _Files], list[int]]:
         """What another process needs for these ends: a table of (conduit, which descriptor) and
@@ -468,30 +515,40 @@ class Shm(Transport):
         ends when the last process that could write into it is gone."""
         table, fds = self.pack(ends)
         mine = set(fds)
+        # A forked process shares its parent's epoll: each would wake, and unregister, the other.
+        self._epoll.close()
+        self._epoll = select.epoll()
         for name, files in self._files.items():
             for kind in [k for k in files if k != "memory" and files[k] not in mine]:
-                self._forget(files[kind])
+                self._drains.pop(files[kind], None)
                 os.close(files.pop(kind))
             assert set(table.get(name, ())) <= set(files)
+        for fd in (*self._drains, *self._beside):
+            self._epoll.register(fd, select.EPOLLIN)
 
     def also(self, fd: int) -> None:
         """Let `wait` end when there is something to read here, too."""
+        self._beside.append(fd)
         self._epoll.register(fd, select.EPOLLIN)
 
     def wait(self, timeout: float) -> None:
         armed = [subscriber.arm() for subscriber in self._subscribers]
-        ready = self._epoll.poll(timeout if all(armed) else 0.0)
+        fresh = any(receiver.fresh for receiver in self._receivers)
+        ready = self._epoll.poll(timeout if all(armed) and not fresh else 0.0)
         for subscriber in self._subscribers:
             subscriber.disarm()
         for fd, _ in ready:
             drain = self._drains.get(fd)
             if drain is not None and not drain():
                 self._forget(fd)
+        for receiver in self._receivers:
+            receiver.fresh = False
 
     def close(self) -> None:
         self._ends.clear()
         self._drains.clear()
         self._subscribers.clear()
+        self._receivers.clear()
         self._epoll.close()
         for files in self._files.values():
             for kind, fd in files.items():
@@ -513,9 +570,8 @@ class Shm(Transport):
         files = self._files.setdefault(channel.name, {})
         if "memory" not in files:
             self._map(channel.name, _places(channel)[1], files)
-            flags = os.O_CLOEXEC | os.O_NONBLOCK
-            files["items_r"], files["items_w"] = os.pipe2(flags)
-            files["grants_r"], files["grants_w"] = os.pipe2(flags)
+            files["items_r"], files["items_w"] = _pipe(channel.slots)
+            files["grants_r"], files["grants_w"] = _pipe(channel.slots)
         return files
 
     def _map(self, name: str, size: int, files: _Files) -> _File:

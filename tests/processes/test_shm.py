@@ -1,0 +1,538 @@
+"""Shared memory between processes: the public checker, and what lies under it."""
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tianji.channel import Channel, Gone
+from tianji.testing import check_transport
+from tianji.transports import shm
+from tianji.transports.shm import DESCRIPTOR, Shm
+from tianji.types import leaf
+
+LAYOUT = {"x": leaf((2,), np.int64)}
+CHANNEL = Channel("c", LAYOUT, slots=2)
+
+
+def descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def mappings():
+    return Path("/proc/self/maps").read_text().count("memfd:tianji")
+
+
+def children():
+    tasks = Path("/proc/self/task").iterdir()
+    return sorted(pid for task in tasks for pid in (task / "children").read_text().split())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = set(descriptors()), mappings(), set(children())
+    yield
+    gc.collect()
+    assert set(descriptors()) <= before[0]
+    assert mappings() <= before[1]
+    assert set(children()) <= before[2]
+
+
+@pytest.fixture
+def transport():
+    made = Shm()
+    yield made
+    made.close()
+
+
+def in_a_fork(work):
+    """What `work` returns, or how it died."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, json.dumps(work()).encode())
+        except BaseException as error:
+            os.write(write, json.dumps(repr(error)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        ready, _, _ = select.select([read], [], [], 20.0)
+        said = os.read(read, 4096) if ready else b""
+    finally:
+        os.close(read)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    return json.loads(said) if said else f"killed by signal {os.WTERMSIG(status)}"
+
+
+def test_shared_memory_keeps_its_promises():
+    check_transport(Shm, processes=True, deadline=20.0)
+
+
+def test_a_checksum_finds_what_was_read_half_where_stores_can_pass_each_other(monkeypatch):
+    monkeypatch.setattr(shm, "ORDERED", False)
+    check_transport(Shm, items=10, processes=True, deadline=20.0)
+
+
+class Broken(Shm):
+    """Shm of which one promise is broken, but only between processes."""
+
+    between = False
+
+    def keep(self, ends):
+        super().keep(ends)
+        self.between = True
+
+
+class EarlyRelease(Broken):
+    """Frees a slot as soon as it is probed, while the receiver still reads it."""
+
+    def inbox(self, channel):
+        inbox = super().inbox(channel)
+        if self.between:
+            probe, release = inbox.probe, inbox.release
+
+            def early():
+                slot = probe()
+                if slot is not None:
+                    release(slot)
+                return slot
+
+            inbox.probe, inbox.release = early, lambda slot: None
+        return inbox
+
+
+class InTurn(Broken):
+    """Grants slots in turn, whichever was released."""
+
+    def inbox(self, channel):
+        inbox = super().inbox(channel)
+        if self.between:
+            grant, count = inbox.grant, iter(range(10_000))
+
+            def in_turn(tag):
+                if inbox._free:
+                    inbox._free[0] = next(count) % channel.slots
+                return grant(tag)
+
+            inbox.grant = in_turn
+        return inbox
+
+
+class Loses(Broken):
+    """Drops an item on its way."""
+
+    def inbox(self, channel):
+        inbox = super().inbox(channel)
+        if self.between:
+            probe = inbox.probe
+
+            def lossy():
+                slot = probe()
+                return probe() if slot is not None and slot.tag == 7 else slot
+
+            inbox.probe = lossy
+        return inbox
+
+
+class Hasty(Broken):
+    """Offers a slot to the receiver when it is reserved, before it is filled."""
+
+    def outbox(self, channel):
+        outbox = super().outbox(channel)
+        if self.between:
+            reserve, push = outbox.reserve, outbox.push
+
+            def hasty():
+                slot = reserve()
+                if slot is not None:
+                    push(slot)
+                return slot
+
+            outbox.reserve, outbox.push = hasty, lambda slot: None
+        return outbox
+
+
+class Torn(Broken):
+    """Copies a version and does not verify that it was not overwritten meanwhile."""
+
+    def subscriber(self, name, size, index=0):
+        subscriber = super().subscriber(name, size, index)
+        if self.between:
+            words, data = subscriber._copies.words, subscriber._copies.data
+
+            def torn(than, out):
+                if words[shm.VERSION] <= than + 1:
+                    subscriber._wants = True
+                    return than
+                place = words[shm.LATEST]
+                version = words[shm.COPIES + 4 * place + 2]
+                np.copyto(out, data[place])
+                return version
+
+            subscriber.probe = torn
+        return subscriber
+
+
+class Sleepy(Broken):
+    """Sleeps as long as it may, whatever comes."""
+
+    def wait(self, timeout):
+        if self.between:
+            time.sleep(timeout)
+
+
+class NeverGone(Broken):
+    """Pushes to a receiver that is dead as if nothing were wrong."""
+
+    def outbox(self, channel):
+        outbox = super().outbox(channel)
+        if self.between:
+            push = outbox.push
+
+            def quiet(slot):
+                with contextlib.suppress(Gone):
+                    return push(slot)
+                outbox._granted.popleft()
+
+            outbox.push = quiet
+        return outbox
+
+
+class Hoarder(Broken):
+    """Keeps the ends of the others, so that no death is ever noticed."""
+
+    def keep(self, ends):
+        self.between = True
+
+
+class ReclaimsNothing(Broken):
+    """Leaves with a dead sender what it was granted."""
+
+    def inbox(self, channel):
+        inbox = super().inbox(channel)
+        if self.between:
+            inbox.reclaim = list
+        return inbox
+
+
+FLAWS = {
+    EarlyRelease: (10.0, "receiver: a slot was granted that is still in use"),
+    InTurn: (10.0, "receiver: an item changed while the receiver held it|lost, doubled or moved"),
+    Loses: (10.0, "receiver: item 8 of sender 0 came where 7 of sender 0 was due"),
+    Hasty: (10.0, "receiver: (an item arrived that is not whole|.*lost, doubled or moved)"),
+    Torn: (20.0, "receiver .: version .* was read half"),
+    Sleepy: (1.0, "not finished within 1 seconds: .*wake-up was lost"),
+    NeverGone: (20.0, "sender: the receiver was killed and push did not raise Gone"),
+    Hoarder: (2.0, "its inbox did not say so|not finished within 2 seconds: the receiver"),
+    ReclaimsNothing: (10.0, r"receiver: grants .* were never pushed, and reclaim\(\) gave \[\]"),
+}
+
+
+@pytest.mark.parametrize("broken", FLAWS)
+def test_a_transport_that_is_broken_between_processes_is_found(broken):
+    deadline, flaw = FLAWS[broken]
+    with pytest.raises(AssertionError, match=flaw):
+        check_transport(broken, items=40, processes=True, deadline=deadline)
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "error"),
+    [
+        ((0, 5, 1, ~1), "descriptor 1 came where 0 was due"),
+        ((0, 5, 0, 0), "descriptor 0 came where 0 was due"),
+        ((1, 5, 0, ~0), "slot 1 was pushed"),
+        ((0, 6, 0, ~0), "slot 0 was pushed"),
+    ],
+    ids=["one is missing", "garbled", "another slot", "another tag"],
+)
+def test_a_descriptor_that_is_not_due_is_refused(transport, descriptor, error):
+    inbox = transport.inbox(CHANNEL)
+    inbox.grant(5)
+    os.write(transport._files["c"]["items_w"], DESCRIPTOR.pack(*descriptor))
+    with pytest.raises(ValueError, match=error):
+        transport.wait(1.0)
+    assert inbox.probe() is None
+
+
+OTHER = """
+import json, socket, sys
+import numpy as np
+from tianji.channel import Channel
+from tianji.transports.shm import Shm
+from tianji.types import leaf
+
+conduits = socket.socket(fileno=int(sys.argv[1]))
+table, fds, _, _ = socket.recv_fds(conduits, 4096, 100)
+conduits.close()
+transport = Shm.unpack(json.loads(table), fds)
+outbox = transport.outbox(Channel("c", {"x": leaf((2,), np.int64)}, 2))
+newest, flat = transport.subscriber("n", 3, 1), np.zeros(3, np.float32)
+while (version := newest.probe(6, flat)) == 6:
+    transport.wait(20.0)
+while (slot := outbox.reserve()) is None:
+    transport.wait(20.0)
+slot.leaf("x")[:] = version, flat.sum()
+outbox.push(slot)
+"""
+
+
+def test_ends_can_be_carried_to_another_program(transport):
+    transport.open(CHANNEL)
+    transport.open_newest("n", 3, receivers=2)
+    table, fds = transport.pack([("c", "send"), ("n", "subscribe-1")])
+    mine, yours = socket.socketpair()
+    with mine, yours:
+        command = [sys.executable, "-c", OTHER, str(yours.fileno())]
+        other = subprocess.Popen(command, pass_fds=[yours.fileno()])
+        socket.send_fds(mine, [json.dumps(table).encode()], fds)
+    transport.keep([("c", "receive"), ("n", "publish")])
+    try:
+        inbox, publisher = transport.inbox(CHANNEL), transport.publisher("n", 3)
+        inbox.grant(0)
+        publisher.push(7, np.full(3, 2, np.float32))
+        deadline = time.monotonic() + 20
+        while (slot := inbox.probe()) is None:
+            assert time.monotonic() < deadline
+            transport.wait(1.0)
+        assert slot.leaf("x").tolist() == [7, 6]
+        while not inbox.ended:
+            assert time.monotonic() < deadline
+            transport.wait(1.0)
+        assert not inbox.grant(1)
+    finally:
+        other.kill()
+        other.wait()
+    assert other.returncode in (0, -signal.SIGKILL)
+
+
+def test_pushing_to_a_receiver_that_is_gone_raises(transport):
+    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
+    inbox.grant(0)
+    slot = outbox.reserve()
+    transport.keep([("c", "send")])
+    with pytest.raises(Gone):
+        outbox.push(slot)
+    assert outbox.reserve() is slot
+
+
+def everything(transport):
+    """Every kind of end, used."""
+    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
+    subscriber, publisher = transport.subscriber("n", 3, 0), transport.publisher("n", 3)
+    inbox.grant(0)
+    outbox.push(outbox.reserve())
+    publisher.push(0, np.ones(3, np.float32))
+    out = np.zeros(3, np.float32)
+    assert inbox.probe().tag == subscriber.probe(-1, out) == 0
+    return outbox, inbox, subscriber, publisher
+
+
+def test_no_descriptor_and_no_memory_is_left_after_close():
+    before = descriptors(), mappings()
+    transport = Shm()
+    ends = everything(transport)
+    assert len(descriptors()) > len(before[0])
+    assert mappings() == before[1] + 2
+    transport.close()
+    transport.close()
+    del ends
+    assert (descriptors(), mappings()) == before
+
+
+def test_what_was_unpacked_and_not_used_is_closed_too():
+    before = descriptors()
+    transport = Shm()
+    transport.open(CHANNEL)
+    table, fds = transport.pack([("c", "receive"), ("c", "send"), ("c", "read")])
+    copy = Shm.unpack(table, [os.dup(fd) for fd in fds])
+    copy.close()
+    transport.close()
+    assert descriptors() == before
+
+
+def test_an_array_outlives_the_transport_it_came_from():
+    before = mappings()
+    transport = Shm()
+    array = transport.memory(CHANNEL)["x"]
+    array[:] = 3
+    transport.close()
+    assert mappings() == before + 1
+    assert array.sum() == 12
+    del array
+    assert mappings() == before
+
+
+def test_a_role_that_waits_burns_nothing(transport):
+    transport.open(CHANNEL)
+    transport.open_newest("n", 3, receivers=1)
+    transport.publisher("n", 3).push(0, np.ones(3, np.float32))
+
+    def idle():
+        transport.keep([("c", "receive"), ("n", "subscribe-0")])
+        transport.inbox(CHANNEL)
+        subscriber, out = transport.subscriber("n", 3, 0), np.zeros(3, np.float32)
+        version = subscriber.probe(-1, out)
+        begin, end = time.process_time(), time.monotonic() + 1.0
+        while (left := end - time.monotonic()) > 0:
+            version = subscriber.probe(version, out)
+            transport.wait(left)
+        return time.process_time() - begin
+
+    assert in_a_fork(idle) < 0.02
+
+
+def waits(transport, seconds=0.2):
+    """How often a role is woken in this time: a few times at most, where nothing comes."""
+    end, count = time.monotonic() + seconds, 0
+    while (left := end - time.monotonic()) > 0:
+        transport.wait(left)
+        count += 1
+    return count
+
+
+def test_a_role_sleeps_again_after_it_was_woken_by_a_version(transport):
+    subscriber, out = transport.subscriber("n", 3, 0), np.zeros(3, np.float32)
+    publisher = transport.publisher("n", 3)
+    subscriber.probe(-1, out)
+    transport.wait(0.0)
+    publisher.push(0, np.ones(3, np.float32))
+    assert waits(transport) < 10
+
+
+def test_a_role_sleeps_again_after_it_was_woken_by_a_death(transport):
+    inbox = transport.inbox(CHANNEL)
+    transport.keep([("c", "receive")])
+    assert waits(transport) < 10
+    assert inbox.ended
+
+
+def test_a_forked_role_does_not_wake_for_what_another_has_not_read(transport):
+    transport.open(CHANNEL)
+
+    def idle():
+        transport.keep([("c", "receive")])
+        transport.inbox(CHANNEL)
+        return waits(transport)
+
+    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
+    inbox.grant(0)
+    assert in_a_fork(idle) < 10
+    begin = time.monotonic()
+    transport.wait(5.0)
+    assert time.monotonic() - begin < 4.0, "a fork took its parent's wake-ups away"
+    assert outbox.reserve() is not None
+
+
+def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
+    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
+    inbox.grant(0)
+    assert inbox.probe() is None
+    transport.wait(0.0)
+    outbox.push(outbox.reserve())
+    assert inbox.out == 0
+    begin = time.monotonic()
+    transport.wait(5.0)
+    assert time.monotonic() - begin < 4.0
+    begin = time.monotonic()
+    transport.wait(0.1)
+    assert time.monotonic() - begin > 0.05, "an item that nobody takes must not keep a role awake"
+    assert inbox.probe().tag == 0
+
+
+def test_every_slot_of_a_long_lane_can_be_out(transport):
+    channel = Channel("long", LAYOUT, slots=3000)  # 2048 descriptors fill a pipe of 64 KiB
+    outbox, inbox = transport.outbox(channel), transport.inbox(channel)
+    for tag in range(3000):
+        assert inbox.grant(tag)
+    for _ in range(3000):
+        outbox.push(outbox.reserve())
+    assert inbox.out == 0
+    assert [inbox.probe().tag for _ in range(3000)] == list(range(3000))
+
+
+def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
+    channel = Channel("longer", LAYOUT, slots=40_000)  # a pipe of 1 MiB holds 32,768 descriptors
+    outbox, inbox = transport.outbox(channel), transport.inbox(channel)
+    granted = 0
+    while inbox.grant(granted):
+        granted += 1
+    assert granted < 40_000
+    pushed = 0
+    while pushed < 40_000:
+        while (slot := outbox.reserve()) is not None:
+            assert slot.tag == pushed
+            outbox.push(slot)
+            pushed += 1
+        while inbox.probe() is not None:
+            pass
+        while inbox.grant(granted):
+            granted += 1
+    assert granted == 40_000
+
+
+@pytest.mark.parametrize("index", [0, 255])
+def test_every_one_of_many_receivers_is_woken(transport, index):
+    subscriber, out = transport.subscriber("n", 3, index), np.zeros(3, np.float32)
+    publisher = transport.publisher("n", 3)
+    assert subscriber.probe(-1, out) == -1
+    transport.wait(0.0)
+    publisher.push(0, np.ones(3, np.float32))
+    begin = time.monotonic()
+    transport.wait(5.0)
+    assert time.monotonic() - begin < 4.0
+    assert subscriber.probe(-1, out) == 0
+    assert out.tolist() == [1, 1, 1]
+
+
+def test_a_version_that_comes_between_a_probe_and_a_wait_is_not_slept_over(transport):
+    subscriber, out = transport.subscriber("n", 3, 0), np.zeros(3, np.float32)
+    publisher = transport.publisher("n", 3)
+    for version in range(2):
+        assert subscriber.probe(version - 1, out) == version - 1
+        publisher.push(version, np.ones(3, np.float32))
+        begin = time.monotonic()
+        transport.wait(5.0)
+        assert time.monotonic() - begin < 4.0
+        assert subscriber.probe(version - 1, out) == version
+
+
+def test_memory_that_cannot_be_had_is_an_error_at_once():
+    def ask():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+        before = descriptors()
+        transport = Shm()
+        try:
+            transport.open(Channel("large", {"x": leaf((2**20,), np.uint8)}, slots=2))
+        except MemoryError as error:
+            transport.close()
+            return [str(error), descriptors() == before]
+
+    said, closed = in_a_fork(ask)
+    assert "2 MiB of shared memory cannot be had" in said
+    assert closed
+
+
+def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken():
+    def ask():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            Shm().open(Channel("huge", {"x": leaf((2**40,), np.uint8)}, slots=100))
+        except MemoryError as error:
+            return str(error)
+
+    assert "cannot be had" in in_a_fork(ask)
