@@ -41,8 +41,10 @@ from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
-SETTLE = 4.0
+SETTLE = 5.0
 """seconds in which a run that was told to end must come to rest, to be saved as a whole"""
+RESCUE = 3.0
+"""seconds in which a learner must come to rest after another role's failure, to be saved"""
 
 
 def train(
@@ -307,7 +309,7 @@ class _Run:
 
     def _save_what_rests(self) -> None:
         """Somebody is busy for too long: save what was learnt, without envs and store."""
-        if (parts := self._engine.rescue()) is not None:
+        if (parts := self._engine.rescue(0.0)) is not None:
             self._write(parts)
             return
         self._unsaved += 1
@@ -393,7 +395,7 @@ class _Run:
             path = self._folder / "nonfinite_batch.safetensors"
             if save_batch(path, error.batch):
                 self._recorder.event(f"the batch is saved in {path}")
-        elif isinstance(error, Failure) and (parts := self._engine.rescue()) is not None:
+        elif isinstance(error, Failure) and (parts := self._engine.rescue(RESCUE)) is not None:
             self._write(parts)
         self._recorder.event(f"failed; the log is {self._folder / 'log.txt'}")
 

@@ -75,8 +75,8 @@ class Engine(Protocol):
         """The roles' parts of a checkpoint, at rest. Where the rollouts that are held take more
         than `most_bytes`, only what was learnt: envs and buffer begin anew when it is resumed."""
 
-    def rescue(self) -> dict[str, State] | None:
-        """What was learnt, after a failure; None where it cannot be had."""
+    def rescue(self, seconds: float) -> dict[str, State] | None:
+        """What was learnt, after a failure; None where it cannot be had in so many seconds."""
 
     def networks_sha256(self) -> str:
         """Of everything learnt, at rest."""

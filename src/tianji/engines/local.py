@@ -45,8 +45,6 @@ START = 180.0
 """seconds in which all hosts must be ready"""
 ANSWER = 60.0
 """seconds in which a host at rest must answer"""
-RESCUE = 3.0
-"""seconds in which a learner must come to rest after another host's failure"""
 PAUSE = 1.0
 """seconds in which the other hosts must, or be done without"""
 GRACE = 2.0
@@ -192,19 +190,19 @@ class LocalEngine:
         answers = self._ask([h for h in self._hosts.values() if h.role != "evaluator"], ANSWER)
         return self._gather(answers, most_bytes)
 
-    def rescue(self) -> dict[str, State] | None:
+    def rescue(self, seconds: float) -> dict[str, State] | None:
         learner = self._hosts.get("learner")
         if learner is None or not learner.alive or not learner.ready:
             return None
         others = [h for h in self._hosts.values() if h.role not in ("learner", "evaluator")]
         self._settling = False
         self.settle()
-        self._wait_for([learner], RESCUE)
+        self._wait_for([learner], seconds)
         if not learner.resting or not learner.alive:
             return None
         self._wait_for(others, PAUSE)
         try:
-            answers = self._ask([learner, *(h for h in others if h.resting and h.alive)], RESCUE)
+            answers = self._ask([learner, *(h for h in others if h.resting and h.alive)], PAUSE)
         except Failure:
             return None
         for role in self._hosts:

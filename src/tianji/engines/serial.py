@@ -97,7 +97,7 @@ class SerialEngine:
         parts["run"]["at"] = self._driver.at
         return parts
 
-    def rescue(self) -> dict[str, State] | None:
+    def rescue(self, seconds: float) -> dict[str, State] | None:
         return self.parts(-1) if self.settled else None
 
     def networks_sha256(self) -> str:
