@@ -53,6 +53,10 @@ class Balance:
         due = self.warmup * self.pieces + (served + 1) * self.steps_per_update
         return self.received * self.rows_per_rollout * self.pieces >= due
 
+    def serving_update(self) -> int:
+        """The update that the next piece is for."""
+        return self.base + self.served // self.pieces
+
     def _update_after(self, rollouts: int) -> int:
         rows = max(0, rollouts * self.rows_per_rollout - self.warmup)
         return self.base + rows // self.steps_per_update

@@ -80,8 +80,8 @@ class Buffer:
         self._record = record
         self._arrivals: list[tuple[int, int, int, int, int]] = []
         self._produced = [0] * len(lanes)
-        self._expected: deque[int] = deque()
-        """where ordered: lanes in the order of their grants"""
+        self._expected: deque[tuple[int, int]] = deque()
+        """where ordered: lanes and updates in the order of their grants"""
         self._turn = 0
         """the lane that is looked at first"""
         self._pushed = 0
@@ -92,7 +92,7 @@ class Buffer:
     def step(self) -> Did:
         if self._receive_next():
             return RECEIVE
-        if self._balance.may_serve() and (slot := self._batches.reserve()) is not None:
+        if self._may_serve() and (slot := self._batches.reserve()) is not None:
             self._serve(slot)
             return SERVE
         self._free()
@@ -133,7 +133,7 @@ class Buffer:
             "base": self._balance.base,
             "pushed": self._pushed,
             "turn": self._turn,
-            "expected": list(self._expected),
+            "expected": [list(x) for x in self._expected],
             "leaving": [list(x) for x in self._leaving],
             "episodes": np.concatenate([np.empty(0, EPISODE), *self._episodes]),
             "rng": generator_state(self._rng),
@@ -156,7 +156,7 @@ class Buffer:
         self._balance.received = state["rollouts"]
         self._balance.served, self._balance.base = state["served"], state["base"]
         self._pushed, self._turn = state["pushed"], state["turn"]
-        self._expected = deque(state["expected"])
+        self._expected = deque((lane, update) for lane, update in state["expected"])
         self._leaving = deque((lane, slot, pushed) for lane, slot, pushed in state["leaving"])
         self._store.load_state(state["store"])
         for lane, held in zip(self._lanes, state["lanes"], strict=True):
@@ -165,10 +165,22 @@ class Buffer:
     def close(self) -> None:
         pass
 
+    def _may_serve(self) -> bool:
+        """Is the next piece due? Where ordered, all that was or is yet to be granted for its update
+        must have arrived: then nothing depends on who was quicker."""
+        balance = self._balance
+        if not balance.may_serve():
+            return False
+        if not self._ordered or self._store.pieces > 1:
+            return True
+        update = balance.serving_update()
+        arrived = not self._expected or self._expected[0][1] > update
+        return arrived and balance.next_update() > update
+
     def _receive_next(self) -> bool:
         if self._ordered:
-            if self._expected and (slot := self._lanes[self._expected[0]].probe()) is not None:
-                self._receive(self._expected.popleft(), slot)
+            if self._expected and (slot := self._lanes[self._expected[0][0]].probe()) is not None:
+                self._receive(self._expected.popleft()[0], slot)
                 return True
             return False
         for i in range(len(self._lanes)):
@@ -236,7 +248,7 @@ class Buffer:
         for i in order:
             if lanes[i].grant(update):
                 if self._ordered:
-                    self._expected.append(i)
+                    self._expected.append((i, update))
                 self._balance.granted += 1
                 return True
         return False

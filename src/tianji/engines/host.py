@@ -104,7 +104,7 @@ class Host:
         self._name: str = request["role"]
         self._line = line
         self._folder = Path(request["folder"])
-        board = mmap.mmap(fds[0], mmap.PAGESIZE, prot=mmap.PROT_READ)
+        board = mmap.mmap(fds[0], os.fstat(fds[0]).st_size, prot=mmap.PROT_READ)
         os.close(fds[0])
         self._commands = memoryview(board).cast("q")
         """how many messages the launcher has sent to each host: a look is cheaper than a read"""
