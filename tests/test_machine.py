@@ -1,0 +1,62 @@
+"""What a process may still take, and what is known of other processes."""
+
+import os
+import time
+
+from tianji.machine import _cgroup_memory, process_cpu, process_rss, process_started
+
+
+def groups(tmp_path, line, files):
+    mine = tmp_path / "cgroup"
+    mine.write_text(line + "\n")
+    root = tmp_path / "fs"
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{content}\n")
+    return _cgroup_memory(root, mine)
+
+
+def test_the_tightest_control_group_around_a_process_decides(tmp_path):
+    files = {
+        "jobs/memory.max": 3000,
+        "jobs/memory.current": 1000,
+        "jobs/mine/memory.max": 9000,
+        "jobs/mine/memory.current": 500,
+        "memory.current": 5000,
+    }
+    assert groups(tmp_path, "0::/jobs/mine", files) == 2000
+
+
+def test_a_control_group_without_a_limit_does_not_count(tmp_path):
+    files = {"mine/memory.max": "max", "mine/memory.current": 500}
+    assert groups(tmp_path, "0::/mine", files) is None
+
+
+def test_the_older_kind_of_control_group_is_understood(tmp_path):
+    files = {
+        "memory/mine/memory.limit_in_bytes": 4000,
+        "memory/mine/memory.usage_in_bytes": 1500,
+    }
+    assert groups(tmp_path, "4:memory:/mine", files) == 2500
+
+
+def test_in_a_container_the_group_that_can_be_seen_is_the_outermost(tmp_path):
+    files = {"memory.max": 700, "memory.current": 200}
+    assert groups(tmp_path, "0::/not/to/be/seen", files) == 500
+
+
+def test_a_process_tells_its_time_and_memory():
+    me = os.getpid()
+    before = process_cpu(me)
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    assert process_cpu(me) > before
+    assert process_rss(me) > 2**20
+    assert process_started(me) == process_started(me) > 0
+
+
+def test_a_process_that_is_not_there_is_none():
+    assert process_started(2**22 + 1) is None
+    assert process_cpu(2**22 + 1) is None
+    assert process_rss(2**22 + 1) == 0

@@ -1,0 +1,41 @@
+"""Who waits for whom, in one line."""
+
+import pytest
+
+from tianji.verdict import by_role, verdict
+
+IDLE_BUFFER = {"serve": 0.05, "wait_actor": 0.95}
+
+
+def of(actor_waits, learner_waits, buffer=IDLE_BUFFER):
+    return {
+        "actor": {"simulate": 1 - actor_waits, "wait_buffer": actor_waits},
+        "learner": {"update": 1 - learner_waits, "wait_buffer": learner_waits},
+        "buffer": buffer,
+    }
+
+
+@pytest.mark.parametrize(
+    ("time", "told"),
+    [
+        (of(0.41, 0.07), "learner 93 % busy; actors blocked 41 % on learner"),
+        (of(0.03, 0.60), "actors 97 % busy; learner blocked 60 % on actors"),
+        (of(0.05, 0.10), "learner 90 % busy; actors 95 % busy: balanced"),
+        (of(0.5, 0.5, {"serve": 0.9, "wait_actor": 0.1}),
+         "buffer 90 % busy: actors and learner wait for it"),
+    ],
+)  # fmt: skip
+def test_the_bottleneck_is_named_with_who_waits_for_it(time, told):
+    assert verdict(time) == told
+
+
+def test_in_one_process_nobody_waits():
+    assert verdict({"serial": {"actor/infer": 0.4, "learner/update": 0.6}}) == ""
+
+
+def test_shares_are_sorted_by_role():
+    shares = {"actor/infer": 0.2, "actor/wait_buffer": 0.8, "learner/update": 1.0}
+    assert by_role(shares) == {
+        "actor": {"infer": 0.2, "wait_buffer": 0.8},
+        "learner": {"update": 1.0},
+    }
