@@ -45,7 +45,7 @@ class ScaleConfig:
     """what runs the roles; serial: all in this process; local: each in a process of its own"""
     relax: Literal["sync", "periodic", "one_step", "bounded", "free", "tianji"] = "tianji"
     """how far acting and learning may run apart: a preset, see `tianji list`"""
-    actors: Annotated[int, Bound(1, 10_000)] = 1
+    actors: Annotated[int, Bound(1, 1000)] = 1
     """actors, each with envs of its own"""
     learners: Annotated[int, Bound(1, 1)] = 1
     """learners of a group"""

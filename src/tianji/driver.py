@@ -26,7 +26,7 @@ class Serial:
         """whom the role that was stepped last waits for; empty: it worked"""
         self._roles = roles
         self._clock = clock
-        self._last = clock()
+        self._last = self._started = clock()
         self._waiting = 0
         self._keys: dict[tuple[int, str], str] = {}
 
@@ -55,7 +55,7 @@ class Serial:
     def start(self) -> None:
         """What was before does not count."""
         self.seconds.clear()
-        self._last = self._clock()
+        self._last = self._started = self._clock()
 
     def outside(self) -> None:
         """The time since the last step was not spent in a role: it is "run/other"."""
@@ -69,6 +69,11 @@ class Serial:
     def now(self) -> float:
         """The clock's reading after the last step."""
         return self._last
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the start to the last step, by the clock: what `seconds` must add up to."""
+        return self._last - self._started
 
     def _pass(self, did: Did) -> str:
         """A role waits: what to do, and what the time since the last step was spent on."""

@@ -78,12 +78,16 @@ def _train(
     with _engine(resolved, server) as engine:
         folder = make_folder(folder, named, resolved)
         with locked(folder):
+            running = _Run(resolved, folder, engine, view, age)
             try:
                 engine.start(folder)
             except Refusal:
                 shutil.rmtree(folder)
                 raise
-            return _Run(resolved, folder, engine, view, age).go()
+            except BaseException as error:
+                running.fail(error)
+                raise
+            return running.go()
 
 
 def resume(
@@ -125,7 +129,11 @@ def _go_on(
     with _engine(config, server) as engine:
         going_on = _Run(config, folder, engine, view, age)
         going_on.restore(checkpoint)
-        engine.start(folder)
+        try:
+            engine.start(folder)
+        except BaseException as error:
+            going_on.fail(error)
+            raise
         rewrite_config(folder, config)
         return going_on.go()
 
@@ -243,7 +251,7 @@ class _Run:
                     self._save()
                 result = self._result(status, reason)
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
                 raise
             write_json(self._folder / "result.json", result.tree())
         return result
@@ -309,14 +317,22 @@ class _Run:
 
     def _save_what_rests(self) -> None:
         """Somebody is busy for too long: save what was learnt, without envs and store."""
-        if (parts := self._engine.rescue(0.0)) is not None:
-            self._write(parts)
+        if self._rescue(0.0):
             return
         self._unsaved += 1
         self._recorder.event(
             "not saved: the learner is in the middle of a long update; the last checkpoint, if "
             "there is one, is kept"
         )
+
+    def _rescue(self, seconds: float) -> bool:
+        """Save what was learnt, with what is known of how; False where it cannot be had."""
+        parts = self._engine.rescue(seconds)
+        for event in self._engine.heard():
+            self._note(event)
+        if parts is not None:
+            self._write(parts)
+        return parts is not None
 
     def _write(self, parts: dict[str, State]) -> None:
         spec = self._engine.topology.spec
@@ -384,7 +400,7 @@ class _Run:
             f"{self._folder} has already ended: {reason}. Give it a later end, such as `{words}`."
         )
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Leave behind what is needed to understand a failure, and what was learnt before it."""
         trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
         self._recorder.log(f"failed: {error}\n{trace.rstrip()}")
@@ -395,8 +411,8 @@ class _Run:
             path = self._folder / "nonfinite_batch.safetensors"
             if save_batch(path, error.batch):
                 self._recorder.event(f"the batch is saved in {path}")
-        elif isinstance(error, Failure) and (parts := self._engine.rescue(RESCUE)) is not None:
-            self._write(parts)
+        elif isinstance(error, Failure):
+            self._rescue(RESCUE)
         self._recorder.event(f"failed; the log is {self._folder / 'log.txt'}")
 
     def _caught(self, number: int) -> None:

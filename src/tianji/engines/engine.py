@@ -64,6 +64,9 @@ class Engine(Protocol):
     def turn(self) -> Iterable[Event]:
         """Go on for a little while; what happened."""
 
+    def heard(self) -> Iterable[Event]:
+        """What happened since the last turn, once there will be no more."""
+
     def settle(self) -> bool:
         """Come to rest between two updates, in the turns that follow; False where waiting longer
         would not help, because somebody does not answer."""
@@ -155,7 +158,6 @@ def has_store(parts: Mapping[str, State], topology: Topology) -> bool:
     return "store" in parts and parts["run"]["slots"] == [lane.slots for lane in topology.lanes]
 
 
-def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Times as shares of their sum."""
-    total = sum(seconds.values())
-    return {key: value / total for key, value in seconds.items()} if total > 0 else {}
+def shares_of(seconds: Mapping[str, float], elapsed: float) -> dict[str, float]:
+    """Times as shares of the time that went by."""
+    return {key: value / elapsed for key, value in seconds.items()} if elapsed > 0 else {}

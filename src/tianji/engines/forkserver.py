@@ -18,10 +18,26 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def leave_signals_to_launcher() -> None:
+    """Ctrl-C reaches the whole process group, and so does what a batch system sends: the launcher
+    answers. A handler rather than SIG_IGN for all but Ctrl-C: programs that an env starts get the
+    defaults back, and what is forked here ends when it is told to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own = os.getpid()
+
+    def heard(number: int, frame: object) -> None:
+        if os.getpid() != own:  # a process of an env
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, heard)
+
+
 def main(fd: int, parent: int) -> None:
     """Fork a host for each request on the line; say how each one ended."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_launcher()
     from tianji.engines import host, wire  # torch and gymnasium come with these
 
     line = socket.socket(fileno=fd)

@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import mmap
 import os
-import signal
 import socket
 import sys
 import time
@@ -28,6 +27,7 @@ from tianji.channel import Gone
 from tianji.config import load_config
 from tianji.driver import Forever
 from tianji.engines import wire
+from tianji.engines.forkserver import leave_signals_to_launcher
 from tianji.env import EnvSpec
 from tianji.errors import Failure, Refusal
 from tianji.evaluator import EVALUATED, Evaluator
@@ -48,7 +48,7 @@ NONFINITE = "nonfinite_batch.safetensors"
 
 def main(request: State, fds: list[int]) -> NoReturn:
     """Be the host of a role, in a process that was just forked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
+    leave_signals_to_launcher()
     line = socket.socket(fileno=fds[0])
     code = 1
     try:
@@ -201,11 +201,11 @@ class Host:
         assert learner.report is not None
         due = watch.note(learner.report)
         self._tally.add(learner.report)
-        if due.evaluate:
-            learner.show_evaluator()
         if due:
             self._tell_updates(due.stop, due.save, due.evaluate)
-        elif self._driver.now - self._told_updates > TELL_UPDATES:
+        if due.evaluate:  # after the launcher was told: the evaluator could be done before
+            learner.show_evaluator()
+        if not due and self._driver.now - self._told_updates > TELL_UPDATES:
             self._tell_updates(None, False, False)
         if due.stop is not None or due.save:
             self._rest("settled")
@@ -225,6 +225,7 @@ class Host:
         """How this host is: where its time went, what it has counted."""
         about: State = {
             "seconds": dict(self._driver.seconds),
+            "elapsed": self._driver.elapsed,
             "state": did.kind or f"waits for {did.waits}",
         }
         role = self._role

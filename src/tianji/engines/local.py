@@ -76,6 +76,7 @@ class _Host:
     sent: int = 0
     status: State = field(default_factory=dict)
     seconds_before: dict[str, float] = field(default_factory=dict)
+    elapsed_before: float = 0.0
     answer: State | None = None
     code: int | None = None
     rate: float = 0.0
@@ -108,12 +109,14 @@ class LocalEngine:
         self._config = config
         self._closing = contextlib.ExitStack()
         self.version = 0
+        self._consumed = 0
         self.started = False
         self.settled = False
         self._settling = False
         self._learner_rests = math.inf
         """since when, by the clock"""
         self._stopped = False
+        self._server_dead = False
         self._hosts: dict[str, _Host] = {}
         self._troubles: list[_Trouble] = []
         self._events: list[Event] = []
@@ -161,6 +164,7 @@ class LocalEngine:
             for role, state in states.items():
                 self._send(role, "load", {"role": state, "recorder": recorded})
             self.version, elapsed = parts["trainer"]["version"], recorded["elapsed"]
+            self._consumed = recorded["consumed"]
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -173,6 +177,9 @@ class LocalEngine:
         if (now := time.monotonic()) >= self._table_due:
             self._table_due = now + 1.0
             self._write_table()
+        return self.heard()
+
+    def heard(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -187,7 +194,10 @@ class LocalEngine:
         self._go(self._watch.seconds)
 
     def parts(self, most_bytes: float) -> dict[str, State]:
-        answers = self._ask([h for h in self._hosts.values() if h.role != "evaluator"], ANSWER)
+        asked = [h for h in self._hosts.values() if h.role != "evaluator"]
+        answers = self._ask(asked, ANSWER)
+        if len(answers) < len(asked):
+            self._raise_trouble()
         return self._gather(answers, most_bytes)
 
     def rescue(self, seconds: float) -> dict[str, State] | None:
@@ -198,12 +208,18 @@ class LocalEngine:
         self._settling = False
         self.settle()
         self._wait_for([learner], seconds)
+        for host in (learner, *others):  # in the middle of a batch that will not be whole
+            if not host.resting:
+                self._send(host.role, "pause", {})
+        self._wait_for([learner], PAUSE)
         if not learner.resting or not learner.alive:
             return None
         self._wait_for(others, PAUSE)
         try:
             answers = self._ask([learner, *(h for h in others if h.resting and h.alive)], PAUSE)
         except Failure:
+            return None
+        if "learner" not in answers:
             return None
         for role in self._hosts:
             if role not in answers and role != "evaluator":
@@ -218,17 +234,20 @@ class LocalEngine:
         kinds: dict[str, list[dict[str, float]]] = {}
         for host in self._hosts.values():
             seconds, before = host.status.get("seconds", {}), host.seconds_before
-            spent = {key: value - before.get(key, 0.0) for key, value in seconds.items()}
-            if sum(spent.values()) > 0:
-                host.seconds_before = seconds
-                kinds.setdefault(host.role.split("-")[0], []).append(shares_of(spent))
+            elapsed, since = host.status.get("elapsed", 0.0), host.elapsed_before
+            if elapsed > since:
+                host.seconds_before, host.elapsed_before = seconds, elapsed
+                spent = {key: value - before.get(key, 0.0) for key, value in seconds.items()}
+                shares = shares_of(spent, elapsed - since)
+                kinds.setdefault(host.role.split("-")[0], []).append(shares)
         return {key: value for found in kinds.values() for key, value in _mean(found).items()}
 
     def time(self) -> dict[str, dict[str, float]]:
         kinds: dict[str, list[dict[str, float]]] = {}
         for host in self._hosts.values():
             if seconds := host.status.get("seconds"):
-                kind, shares = host.role.split("-")[0], shares_of(seconds)
+                kind = host.role.split("-")[0]
+                shares = shares_of(seconds, host.status["elapsed"])
                 kinds.setdefault(kind, []).append(
                     {key.partition("/")[2]: value for key, value in shares.items()}
                 )
@@ -252,9 +271,9 @@ class LocalEngine:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(host.pid, signal.SIGKILL)  # processes that an env has left
             host.line.close()
+        if self._hosts:
+            (self._folder / HOSTS).unlink(missing_ok=True)
         self._hosts.clear()
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            (self._folder / HOSTS).unlink()
         self._closing.close()
 
     def kill(self) -> None:
@@ -281,7 +300,12 @@ class LocalEngine:
         fd = os.memfd_create("board", os.MFD_CLOEXEC)
         os.posix_fallocate(fd, 0, size)
         self._closing.callback(os.close, fd)
-        return fd, memoryview(mmap.mmap(fd, size)).cast("q")
+        board = mmap.mmap(fd, size)
+        whole = memoryview(board)
+        words = whole.cast("q")
+        for end in (board.close, whole.release, words.release):  # the last one first
+            self._closing.callback(end)
+        return fd, words
 
     def _fork(self, placement: Placement, place: int) -> None:
         ours, theirs = wire.pair()
@@ -343,6 +367,9 @@ class LocalEngine:
     def _hear_server(self) -> None:
         message = wire.receive(self._server_line)
         if message is None:
+            if self._server_dead:
+                return
+            self._server_dead = True
             self._epoll.unregister(self._server_line)
             trouble = (
                 f"the process that hosts are forked from ended (code {self._server.process.wait()})"
@@ -385,6 +412,7 @@ class LocalEngine:
             case "updated":
                 self._note_updates(content)
             case "evaluated":
+                self._hear(self._hosts["learner"])  # it has said which versions were shown
                 version = content["version"]
                 steps = self._shown.get(version, 0)
                 self._shown = {v: s for v, s in self._shown.items() if v > version}
@@ -423,13 +451,15 @@ class LocalEngine:
                 host.counted = now, produced
         elif host.role == "buffer" and status["filling"] and self._watch is not None:
             # No update is near that would report or judge: show what arrives, end if told to.
-            report = only_counts(self.version, produced, status["received"], 0, status["filtered"])
+            report = only_counts(
+                self.version, produced, status["received"], self._consumed, status["filtered"]
+            )
             self._events.append(Updated(report, self._watch.note(report)))
 
     def _note_updates(self, content: State) -> None:
         tally = Tally.of(content["tally"])
         assert tally.last is not None
-        self.version = tally.last.version
+        self.version, self._consumed = tally.last.version, tally.last.consumed
         if content["evaluate"]:
             self._shown[self.version] = tally.last.received
         due = Due(content["stop"], content["evaluate"], content["save"])
@@ -451,7 +481,7 @@ class LocalEngine:
             self._epoll.unregister(host.line)
         self._epoll.unregister(host.pidfd)
         end = time.monotonic() + 1.0
-        while host.code is None and time.monotonic() < end:
+        while host.code is None and not self._server_dead and time.monotonic() < end:
             if _readable(self._server_line.fileno(), 0.1):
                 self._hear_server()
         if any(t.role == host.role for t in self._troubles):
@@ -460,7 +490,7 @@ class LocalEngine:
         if host.code is not None and host.code < 0:
             how = f"was killed by {signal.Signals(-host.code).name}"
         message = f"its process (pid {host.pid}) {how}{self._tail(host.role)}"
-        cause = host.code != 0
+        cause = host.code != 0 and not self._server_dead  # hosts end with the server
         self._troubles.append(_Trouble(time.monotonic(), host.role, message, cause=cause))
 
     def _tail(self, role: str) -> str:

@@ -34,6 +34,7 @@ class SerialEngine:
         self.evaluating = False
         self.started = False
         self._shares_before: dict[str, float] = {}
+        self._shares_since = 0.0
 
     @property
     def version(self) -> int:
@@ -82,6 +83,9 @@ class SerialEngine:
                 return [Updated(report, self._watch.note(report))]
         return []
 
+    def heard(self) -> list[Event]:
+        return []
+
     def settle(self) -> bool:
         """The evaluation under way, if there is one, is given up."""
         self.evaluating = False
@@ -105,11 +109,12 @@ class SerialEngine:
 
     def shares(self) -> dict[str, float]:
         seconds, before = dict(self._driver.seconds), self._shares_before
-        self._shares_before = seconds
-        return shares_of({k: v - before.get(k, 0.0) for k, v in seconds.items()})
+        elapsed, since = self._driver.elapsed, self._shares_since
+        self._shares_before, self._shares_since = seconds, elapsed
+        return shares_of({k: v - before.get(k, 0.0) for k, v in seconds.items()}, elapsed - since)
 
     def time(self) -> dict[str, dict[str, float]]:
-        return {"serial": shares_of(self._driver.seconds)}
+        return {"serial": shares_of(self._driver.seconds, self._driver.elapsed)}
 
     def kill(self) -> None:
         """There are none."""

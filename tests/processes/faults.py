@@ -1,0 +1,144 @@
+"""Envs, algorithms and stores that go wrong when and where they are told to; configs name this
+module in env.imports, so that hosts know them, too."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tianji.algorithm import register_algorithm
+from tianji.algorithms import dqn, ppo
+from tianji.env import register_env
+from tianji.envs.toy import Identity
+
+
+def role():
+    """Of the host that this is, by the log that it writes to; "" elsewhere."""
+    log = Path(os.readlink("/proc/self/fd/1"))
+    return log.stem if log.parent.name == "logs" else ""
+
+
+def meant(who):
+    """Is this process, or its kind, the one that `who` names?"""
+    return bool(who) and who in (role(), role().partition("-")[0])
+
+
+@register_env("test/Fault")
+class Fault(Identity):
+    """Episodes of 16 steps; in the process `who`, something happens in its step `at`."""
+
+    def __init__(self, num_envs, who="", what="", at=10, sleep=0.0, length=16):
+        """`sleep`: seconds that every step of `who` takes more."""
+        super().__init__(num_envs, length=length)
+        self._meant, self._what, self._at, self._sleep = meant(who), what, at, sleep
+        self._steps = 0
+        if self._meant and what == "init":
+            raise OSError("no licence")
+
+    def reset(self, seed):
+        if self._meant and self._what == "reset":
+            raise OSError("no licence")
+        return super().reset(seed)
+
+    def step(self, action):
+        self._steps += 1
+        if self._meant:
+            time.sleep(self._sleep)
+            if self._steps == self._at:
+                self._happen()
+        timestep = super().step(action)
+        if self._meant and self._what == "nan" and self._steps >= self._at:
+            timestep.observation["obs"][0] = np.nan
+        return timestep
+
+    def _happen(self):
+        match self._what:
+            case "raise":
+                raise RuntimeError("the simulator broke")
+            case "hang":
+                time.sleep(3600)
+            case "segv":
+                os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class _Trainer:
+    """A trainer that sleeps in every update, or raises in one."""
+
+    def __init__(self, hyper, spec):
+        if hyper.raise_at == 0:
+            raise OSError("no licence")
+        super().__init__(hyper, spec)
+        self._finished = 0
+
+    def finish(self):
+        """Its metrics also say what the host that it is in was given."""
+        self._finished += 1
+        if self._finished == self._hyper.raise_at:
+            raise ZeroDivisionError("the trainer broke")
+        time.sleep(self._hyper.sleep)
+        about = {"threads": torch.get_num_threads(), "cores": len(os.sched_getaffinity(0))}
+        nan = {"loss": float("nan")} if self._finished == self._hyper.nan_at else {}
+        return super().finish() | about | nan
+
+
+class _PPOTrainer(_Trainer, ppo.Trainer):
+    pass
+
+
+class _DQNTrainer(_Trainer, dqn.Trainer):
+    pass
+
+
+class _Broken:
+    """A store that raises, in the buffer alone."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def choose(self, rng, out):
+        raise KeyError("the store broke")
+
+
+@register_algorithm("test_ppo")
+@dataclass(frozen=True)
+class PPO(ppo.PPO):
+    name = "test_ppo"
+
+    sleep: float = 0.0
+    """seconds that every update takes more"""
+    raise_at: int = -1
+    """the update that raises; 0: making the trainer does"""
+    nan_at: int = -1
+    """the update whose loss is NaN"""
+    store_breaks: bool = False
+    """serving a batch raises"""
+
+    def trainer(self, spec):
+        return _PPOTrainer(self, spec)
+
+    def store(self, spec, lanes):
+        store = super().store(spec, lanes)
+        return _Broken(store) if self.store_breaks else store
+
+
+@register_algorithm("test_dqn")
+@dataclass(frozen=True)
+class DQN(dqn.DQN):
+    name = "test_dqn"
+
+    sleep: float = 0.0
+    """seconds that every update takes more"""
+    raise_at: int = -1
+    """the update that raises; 0: making the trainer does"""
+    nan_at: int = -1
+    """the update whose loss is NaN"""
+
+    def trainer(self, spec):
+        return _DQNTrainer(self, spec)
