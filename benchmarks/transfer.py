@@ -269,7 +269,7 @@ def model(bench: Bench, rounds: int) -> dict[str, Any]:
         messages = 200 if bench.options.quick else 1000
         cells = {
             actors: bench.cell(size, actors, sample, work="checksum", messages=messages)
-            | {"seconds": 60.0}
+            | {"seconds": 60.0, "slots": max(2, RING // size // actors)}
             for actors in MODEL_ACTORS
         }
         alone = {**cells[1], "slots": max(8, RING // size)}

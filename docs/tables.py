@@ -32,6 +32,7 @@ WALK = (
             "_receive",
             "_serve",
             "_write_episodes",
+            "_grant",
             "_grant_next",
             "_retire",
             "_free",

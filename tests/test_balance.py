@@ -1,10 +1,9 @@
-"""The account and the triggers, against what they say in words."""
+"""The account, against what it says in words."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tianji.balance import Balance
-from tianji.trigger import Counts, Every, Reached
 
 accounts = st.builds(
     Balance,
@@ -66,18 +65,93 @@ def test_an_account_that_begins_after_some_updates_grants_for_the_next_ones():
     assert [balance.may_grant(99), balance.may_grant(100)] == [False, True]
 
 
-@given(st.integers(1, 50), st.integers(0, 500), st.integers(0, 100))
-def test_every_is_due_once_for_each_multiple_that_is_passed(every, before, more):
-    passed = any(n % every == 0 for n in range(before + 1, before + more + 1))
-    assert Every(every)(Counts(updates=before), Counts(updates=before + more)) == passed
+rounds = st.builds(
+    Balance,
+    rows_per_rollout=st.integers(1, 20),
+    steps_per_update=st.integers(1, 60),
+    warmup=st.integers(0, 100),
+    lead=st.just(0),
+    round=st.integers(1, 5),
+)
 
 
-def test_a_trigger_of_zero_is_never_due():
-    assert not Every(0)(Counts(), Counts(updates=10**9))
+@given(rounds)
+def test_a_whole_round_is_granted_for_one_update(balance):
+    """So the version that makes a rollout does not depend on who comes first."""
+    version = 0
+    for _ in range(60):
+        while balance.may_serve():
+            balance.served += 1
+            version += 1
+        meant = set()
+        while balance.may_grant(version):
+            if balance.granted % balance.round == 0:
+                meant = set()
+            meant.add(balance.next_update())
+            assert len(meant) == 1
+            balance.granted += 1
+        assert balance.granted % balance.round == 0
+        assert balance.granted > balance.received, "neither side may go on"
+        balance.received = balance.granted
 
 
-def test_the_first_limit_that_is_reached_gives_the_reason():
-    stop = Reached({"return": 475.0, "steps": 1000})
-    assert stop.due({"return": 474.9, "steps": 999}) is None
-    assert stop.due({"return": 475.0, "steps": 999}) == "return >= 475"
-    assert stop.due({"return": 0.0, "steps": 1000}) == "steps >= 1000"
+@given(st.integers(1, 20), st.integers(1, 8), st.integers(1, 6))
+def test_pieces_are_served_one_by_one_as_their_rows_arrive(rows, pieces, updates):
+    balance = Balance(rows, rows * pieces, warmup=0, lead=0, pieces=pieces)
+    for _ in range(updates * pieces):
+        assert not balance.may_serve()
+        balance.received += 1
+        assert balance.may_serve()
+        balance.served += 1
+
+
+@given(accounts, st.integers(0, 400))
+def test_a_rollout_that_arrives_serves_the_update_after_those_that_arrived_before_it(balance, n):
+    """Each is consumed once: rollout n has rows n r to (n + 1) r - 1, and updates take s each."""
+    balance.received = balance.granted = n
+    assert balance.arriving_update() == balance.next_update()
+    balance.granted += 3
+    row = n * balance.rows_per_rollout - balance.warmup
+    assert balance.arriving_update() == max(0, row) // balance.steps_per_update
+
+
+@given(accounts, st.integers(0, 400))
+def test_the_store_is_filling_until_the_warm_up_has_arrived(balance, received):
+    balance.received = received
+    assert balance.filling() == (received * balance.rows_per_rollout < balance.warmup)
+    if balance.filling():
+        assert not balance.may_serve()
+
+
+@given(accounts, st.integers(0, 50))
+def test_without_a_pace_only_the_first_batch_waits_for_rows(balance, served):
+    balance.paced = False
+    need = balance.warmup + balance.steps_per_update
+    balance.received = -(-need // balance.rows_per_rollout)
+    balance.served = served
+    assert balance.may_serve()
+    balance.received -= 1
+    assert not balance.may_serve()
+
+
+@given(accounts, st.integers(0, 400), st.integers(0, 10**9))
+def test_without_a_bound_production_may_always_go_on(balance, granted, version):
+    balance.lead, balance.granted = float("inf"), granted
+    assert balance.may_grant(0)
+    assert balance.may_grant(version)
+
+
+@given(accounts, st.integers(0, 100), st.integers(0, 400))
+def test_an_account_that_begins_later_only_adds_the_updates_made_before(balance, base, granted):
+    balance.granted = granted
+    update, may = balance.next_update(), balance.may_grant(0)
+    balance.base = base
+    assert balance.next_update() == update + base
+    assert balance.may_grant(base) == may
+
+
+@given(accounts, st.integers(0, 60), st.integers(1, 5), st.integers(0, 9))
+def test_pieces_are_for_updates_in_their_order(balance, served, pieces, base):
+    balance.served, balance.pieces, balance.base = served, pieces, base
+    updates = [base + k for k in range(served + 1) for _ in range(pieces)]
+    assert balance.serving_update() == updates[served]

@@ -1,13 +1,16 @@
 """Stores against slow loops over the rollouts that were put in."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tianji.algorithm import Lanes
-from tianji.errors import Failure
-from tianji.store import Fresh, Replay
+from tianji.errors import Failure, Refusal
+from tianji.store import Fresh, Replay, Window
 from tianji.types import GAP, VERSION, leaf, rollout_layout
 
 
@@ -163,3 +166,165 @@ def test_fresh_gives_each_rollout_once_in_place_and_in_order():
     assert list(store.retired()) == named
     with pytest.raises(IndexError):
         store.choose(np.random.default_rng(0), out)
+
+
+def room(store):
+    """What a store writes its choice into."""
+    return {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+
+
+def test_a_streamed_store_gives_the_same_rollouts_in_the_same_order_one_by_one():
+    feed = Feed(2, 4, T=2, B=2, rng=np.random.default_rng(0))
+    whole = Fresh(feed.lanes, rollouts=3)
+    parts = whole.streamed()
+    assert (whole.pieces, parts.pieces) == (1, 3)
+    for lane in (1, 0, 0, 1, 0, 1):
+        slot = feed.add(lane)
+        whole.add(lane, slot)
+        parts.add(lane, slot)
+    rng, named = np.random.default_rng(0), []
+    for _ in range(2):
+        batch = room(whole)
+        assert whole.choose(rng, batch) == 1.0
+        at_once = list(whole.parts(batch))
+        for i in range(parts.pieces):
+            piece = room(parts)
+            assert parts.choose(rng, piece) == parts.share == 1.0
+            assert (piece["lane"][0], piece["slot"][0]) == (batch["lane"][i], batch["slot"][i])
+            (part,) = parts.parts(piece)
+            assert np.shares_memory(part.reward, at_once[i].reward)
+            named.append((int(piece["lane"][0]), int(piece["slot"][0])))
+            assert list(parts.retired()) == [named[-1]]
+    assert list(whole.retired()) == named
+
+
+@st.composite
+def windows(draw):
+    """Sizes of a window whose batches can be divided by it: lanes, rollouts, B, batches."""
+    batches = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    lanes, rollouts, B = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    return lanes, rollouts, B if rollouts * B % batches == 0 else B * batches, batches
+
+
+@settings(max_examples=60)
+@given(windows(), st.integers(0, 2**32 - 1))
+def test_a_window_draws_an_equal_share_from_each_of_the_last_batches(sizes, seed):
+    lanes, rollouts, B, batches = sizes
+    rng = np.random.default_rng(seed)
+    feed = Feed(lanes, rollouts * (batches + 1), T=3, B=B, rng=rng)
+    store = Fresh(feed.lanes, rollouts).windowed(batches)
+    assert isinstance(store, Window)
+    held, seen, columns = [], set(), rollouts * B
+    for n in range(batches + 3):
+        batch = []
+        for _ in range(rollouts):
+            lane = int(rng.integers(lanes))
+            slot = feed.add(lane)
+            seen -= {(lane, slot, b) for b in range(B)}
+            store.add(lane, slot)
+            batch.append((lane, slot))
+        out = room(store)
+        freshness = store.choose(rng, out)
+        leaving = held.pop(0) if len(held) == batches else []
+        held.append(batch)
+        assert list(store.retired()) == leaving
+        assert store.share == 1 / len(held)
+
+        drawn = list(zip(*(out[k].tolist() for k in ("lane", "slot", "env")), strict=True))
+        assert len(drawn) == len(set(drawn)) == columns
+        shares = [sum((lane, slot) in batch for lane, slot, _ in drawn) for batch in held]
+        assert sum(shares) == columns
+        assert max(shares) - min(shares) <= 1
+        if n + 1 >= batches:
+            assert shares == [columns // batches] * batches
+        assert freshness == pytest.approx(sum(x not in seen for x in drawn) / columns)
+        assert freshness >= shares[-1] / columns, "all of the newest batch is new"
+        seen |= set(drawn)
+
+        i = 0
+        for part in store.parts(out):
+            assert part.reward.shape == (3, B)
+            for b in range(B):
+                lane, slot, env = drawn[i]
+                memory = feed.memory[lane]
+                for name in ("reward", "action", "valid", "terminated"):
+                    assert (getattr(part, name)[:, b] == memory[name][slot, :, env]).all()
+                obs = memory["observation.obs"][slot, :, env]
+                assert (part.observation["obs"][:, b] == obs).all()
+                assert part.versions[b] == memory["head"][slot, VERSION]
+                i += 1
+            assert part.head[GAP] == 1
+        assert i == columns
+
+
+def test_a_window_goes_on_exactly_from_its_state():
+    rng = np.random.default_rng(0)
+    feed = Feed(2, 9, T=2, B=4, rng=rng)
+    stores = [Fresh(feed.lanes, 2).windowed(4) for _ in range(2)]
+    for n in range(7):
+        for lane in (0, 1):
+            stores[0].add(lane, feed.add(lane))
+        if n == 4:
+            stores[1].load_state(stores[0].state())
+        elif n > 4:
+            for lane in (0, 1):
+                stores[1].add(lane, (feed.count[lane] - 1) % feed.slots)
+        draws = np.random.default_rng(n), np.random.default_rng(n)
+        both = [(room(store), store, draw) for store, draw in zip(stores, draws, strict=True)]
+        told = [(store.choose(draw, out), list(store.retired())) for out, store, draw
+                in (both if n >= 4 else both[:1])]  # fmt: skip
+        if n >= 4:
+            assert told[0] == told[1]
+            assert all((both[0][0][k] == both[1][0][k]).all() for k in both[0][0])
+
+
+@pytest.mark.parametrize(("rollouts", "B", "batches"), [(2, 4, 3), (1, 1, 8), (3, 2, 5)])
+def test_a_window_that_does_not_divide_a_batch_is_refused_and_the_nearest_fits(
+    rollouts, B, batches
+):
+    feed = Feed(1, 9, T=1, B=B, rng=np.random.default_rng(0))
+    with pytest.raises(Refusal, match="could not be new") as told:
+        Window(feed.lanes, rollouts, batches)
+    near = int(re.search(r"Set it to (\d+)", str(told.value))[1])
+    Window(feed.lanes, rollouts, near)
+    many = Feed(1, 9, T=1, B=batches, rng=np.random.default_rng(0))
+    Window(many.lanes, rollouts, batches)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_freshness_of_replay_is_the_share_that_was_never_drawn_before(lanes, held, seed):
+    rng = np.random.default_rng(seed)
+    feed = Feed(lanes, held + 2, T=4, B=3, rng=rng)
+    store = Replay(feed.lanes, batch=8, slots=held, gamma=0.9, n=1)
+    rows, seen, arrived = 4 * 3, set(), [0] * lanes
+    for _ in range(3 * held):
+        for lane in range(lanes):
+            slot = feed.add(lane)
+            feed.memory[lane]["valid"][slot, 0, 0] = True
+            store.add(lane, slot)
+            arrived[lane] += 1
+            seen -= {(lane, slot * rows + i) for i in range(rows)}
+        assert store.share == 8 / sum(min(n, held) * rows for n in arrived)
+        out = room(store)
+        freshness = store.choose(rng, out)
+        drawn = list(zip(out["lane"].tolist(), out["step"].tolist(), strict=True))
+        assert freshness == sum(x not in seen for x in drawn) / 8
+        seen |= set(drawn)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 4, 8])
+def test_a_window_is_as_fresh_in_the_mean_as_the_page_on_balance_says(batches):
+    rng = np.random.default_rng(0)
+    feed = Feed(1, batches + 2, T=1, B=16, rng=rng)
+    store = Window(feed.lanes, rollouts=1, batches=batches)
+    freshness = []
+    for _ in range(400):
+        store.add(0, feed.add(0))
+        freshness.append(store.choose(rng, room(store)))
+    expected = 1 - (1 - 1 / batches) ** batches
+    assert np.mean(freshness[batches:]) == pytest.approx(expected, abs=0.02)
+    text = (Path(__file__).parents[1] / "docs" / "balance.md").read_text()
+    row = re.search(rf"^\| \w+ \| {batches} \| (\S+) \| (\S+) \| (\d) \|$", text, re.MULTILINE)
+    assert [float(row[1]), int(row[3])] == [store.share, batches - 1]
+    assert float(row[2]) == pytest.approx(expected, abs=0.005)

@@ -79,6 +79,8 @@ class Spec:
     """valid steps after which it stops, likewise"""
     window: int = 1
     """batches of which each update draws one; 1: each is consumed once"""
+    sends_early: bool = False
+    """rollouts may be pushed before they are full; the rest of them is rows that are not valid"""
 
     @property
     def rows_per_rollout(self) -> int:

@@ -92,11 +92,12 @@ class Buffer:
     def step(self) -> Did:
         if self._receive_next():
             return RECEIVE
+        if not self._balance.paced and self._grant():
+            return GRANT  # a batch is always due, and a fast learner would starve the actors
         if self._may_serve() and (slot := self._batches.reserve()) is not None:
             self._serve(slot)
             return SERVE
-        self._free()
-        if self._balance.may_grant(self._batches.tag) and self._grant_next():
+        if self._grant():
             return GRANT
         return NO_ROLLOUT if any(lane.out for lane in self._lanes) else NO_ROOM
 
@@ -232,6 +233,10 @@ class Buffer:
         out[:count] = ended[:count]
         self._episodes = [ended[count:]] if count < len(ended) else []
         return count
+
+    def _grant(self) -> bool:
+        self._free()
+        return self._balance.may_grant(self._batches.tag) and self._grant_next()
 
     def _grant_next(self) -> bool:
         """Grant a rollout: at lead 0 to each actor in turn, else to whoever has least to do."""

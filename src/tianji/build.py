@@ -52,6 +52,7 @@ def make_spec(config: Config, env: EnvSpec) -> Spec:
         updates=stop.updates,
         steps=stop.steps,
         window=config.reuse.window,
+        sends_early=config.relax.send_when is not None,
     )
     config.algorithm.check(spec)
     return spec
@@ -110,7 +111,7 @@ class Topology:
         sizes = Sizes(
             on_policy=algorithm.on_policy,
             alone=self.config.scale.engine == "serial",
-            round=max(1, rows // algorithm.steps_per_update(spec)),
+            round=1 if algorithm.on_policy else max(1, rows // algorithm.steps_per_update(spec)),
         )
         given = dataclasses.asdict(self.config.relax) | {"window": self.config.reuse.window}
         fields = {k: v for k, v in given.items() if v is not None and not k.endswith("_when")}
@@ -123,6 +124,13 @@ class Topology:
                 f"the version that relax.lead = {relax.lead:g} makes them wait for, and the run "
                 f'would stand still. Set relax.lead = inf and relax.take = "boundary".'
             )
+        if self.config.relax.publish_when and relax.max_staleness is not None:
+            raise Refusal(
+                f'relax.publish_when = "{self.config.relax.publish_when}" may be due less often '
+                f"than relax.max_staleness = {relax.max_staleness} needs, and the run would stand "
+                f"still: all that actors make in between would be thrown away. Leave "
+                f'relax.max_staleness out and set scale.relax = "free".'
+            )
         return relax
 
     @cached_property
@@ -132,13 +140,13 @@ class Topology:
         steps = algorithm.steps_per_update(spec)
         wrong = uneven_rounds(spec.rows_per_rollout, spec.actors, steps)
         if relax.lead == 0 and spec.actors > 1 and wrong is not None:
-            raise Refusal(f"{wrong} Or set scale.relax to one_step or tianji.")
+            raise Refusal(f'{wrong} Or set scale.relax = "one_step".')
         return Balance(
             rows_per_rollout=spec.rows_per_rollout,
             steps_per_update=steps,
             warmup=algorithm.warmup_steps(spec),
             lead=relax.lead,
-            round=spec.actors if relax.lead == 0 else 1,
+            round=spec.actors if relax.lead == 0 and not algorithm.on_policy else 1,
             paced=relax.paced,
         )
 
@@ -163,9 +171,9 @@ class Topology:
         more = each * (2 + int(min(relax.lead, FREE_LEAD)))
         if relax.lead > 0 and not self.config.algorithm.on_policy:
             more = MOST_OUT + 2
-        elif relax.late == "pass":
-            more *= 2  # half of the actors can stand still, and the others go on
         slots = self.config.algorithm.slots(spec) * relax.window + more
+        if relax.late == "pass" and self.config.algorithm.on_policy:
+            slots *= 2  # half of the actors can stand still, and the others go on
         return [Channel(f"rollouts-{i}", layout, slots) for i in range(spec.actors)]
 
     def store(self, transport: Transport) -> Store:

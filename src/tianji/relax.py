@@ -163,8 +163,15 @@ def problem(relax: Relaxation, sizes: Sizes) -> str | None:
             f"relax.max_staleness = {relax.max_staleness} with relax.lead = {lead:g} and "
             f"reuse.window = {relax.window} wastes work: rollouts may be {behind:g} versions "
             f"behind, and would be made only to be thrown away. Set relax.max_staleness to "
-            f"{behind:g} or more, or relax.lead to {max(0, relax.max_staleness + 1 - relax.window)}"
-            f"."
+            f"{behind:g} or more, or lower relax.lead or reuse.window."
+        )
+    least = relax.publish + relax.window - 2
+    if relax.max_staleness is not None and relax.max_staleness < least:
+        return (
+            f"relax.max_staleness = {relax.max_staleness} with relax.publish = {relax.publish} and "
+            f"reuse.window = {relax.window} stops the run: all that actors make before the next "
+            f"version is published would be thrown away. Set relax.max_staleness to {least} or "
+            f"more."
         )
     if not relax.paced and not sizes.on_policy and sizes.alone:
         return (

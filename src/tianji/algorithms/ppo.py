@@ -97,6 +97,12 @@ class PPO:
                 f"reuse.window = {spec.window} mixes old and new ones, so the scale would be "
                 f"wrong. Set normalise_reward = false, or reuse.window = 1."
             )
+        if self.normalise_reward and spec.sends_early:
+            raise Refusal(
+                "algorithm.normalise_reward follows each env's return from rollout to rollout; "
+                "with relax.send_when a rollout that is sent early looks like an episode's end, so "
+                "the scale would be wrong. Set normalise_reward = false, or leave send_when out."
+            )
         if self.schedule == "linear" and spec.updates is None and spec.steps is None:
             raise Refusal(
                 'algorithm.schedule = "linear" without an end never moves. Set stop.steps or '

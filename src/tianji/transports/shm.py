@@ -532,9 +532,13 @@ class Shm(Transport):
         self._epoll.register(fd, select.EPOLLIN)
 
     def wait(self, timeout: float) -> None:
-        armed = [subscriber.arm() for subscriber in self._subscribers]
-        fresh = any(receiver.fresh for receiver in self._receivers)
-        ready = self._epoll.poll(timeout if all(armed) and not fresh else 0.0)
+        for subscriber in self._subscribers:
+            if not subscriber.arm():
+                timeout = 0.0
+        for receiver in self._receivers:
+            if receiver.fresh:
+                timeout = 0.0
+        ready = self._epoll.poll(timeout)
         for subscriber in self._subscribers:
             subscriber.disarm()
         for fd, _ in ready:

@@ -1,0 +1,376 @@
+"""Presets, what they refuse, and that all they accept runs."""
+
+import dataclasses
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_interleavings import Case, Once, Order, orders, run
+
+from tianji import Refusal
+from tianji.balance import uneven_rounds
+from tianji.build import build, topology
+from tianji.config import load_config
+from tianji.relax import PRESETS, Relaxation, Sizes, problem, relaxation
+from tianji.testing.algorithm import config_for
+
+PPO = {
+    "env": {"id": "toy/Identity"},
+    "algorithm": {"name": "ppo"},
+    "network": {"hidden": [4]},
+    "scale": {"engine": "local", "actors": 2, "envs_per_actor": 4, "rollout_length": 4},
+    "stop": {"updates": 1},
+}
+DQN = {**PPO, "algorithm": {"name": "dqn", "warmup": 128, "new_steps": 8}}
+ON, OFF = Sizes(on_policy=True, alone=False), Sizes(on_policy=False, alone=False, round=4)
+ALONE = Sizes(on_policy=True, alone=True)
+
+
+def given_relax(config, *overrides):
+    """What a config's run would be relaxed by."""
+    return topology(load_config(config, overrides)).relax
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes", "expected"),
+    [
+        ("sync", ON, Relaxation()),
+        ("sync", OFF, Relaxation()),
+        ("periodic", ON, Relaxation(start="stream")),
+        ("one_step", ON, Relaxation(lead=1)),
+        ("one_step", OFF, Relaxation(lead=4)),
+        ("bounded", ON, Relaxation(lead=4)),
+        ("bounded", OFF, Relaxation(lead=16)),
+        ("free", ON, Relaxation(lead=math.inf, late="pass", take="boundary")),
+        ("free", OFF, Relaxation(lead=math.inf, late="pass", take="boundary", paced=False)),
+        ("tianji", ON, Relaxation(lead=1, late="pass", max_staleness=3)),
+        ("tianji", OFF, Relaxation(lead=8, late="pass")),
+        ("tianji", ALONE, Relaxation()),
+        ("tianji", replace(OFF, alone=True), Relaxation()),
+    ],
+)
+def test_a_preset_is_these_fields(preset, sizes, expected):
+    assert PRESETS[preset](sizes) == expected
+    assert relaxation(preset, sizes, {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "first", "third"),
+    [
+        ("sync", "waiting", "waiting"),
+        ("periodic", "waiting", "bounded"),
+        ("one_step", "bounded", "bounded"),
+        ("bounded", "bounded", "bounded"),
+        ("free", "free", "free"),
+        ("tianji", "bounded", "bounded"),
+    ],
+)
+def test_a_preset_relaxes_these_edges(preset, first, third):
+    assert PRESETS[preset](ON).edges == {"I": first, "II": "inside", "III": third}
+
+
+def test_every_preset_can_work_where_it_is_meant_to():
+    for name, preset in PRESETS.items():
+        for sizes in (ON, OFF, ALONE, replace(OFF, alone=True)):
+            refused = problem(preset(sizes), sizes) is not None
+            stream_of_replay = name == "periodic" and not sizes.on_policy
+            never_stops = name == "free" and not sizes.on_policy and sizes.alone
+            assert refused == (stream_of_replay or never_stops), (name, sizes)
+
+
+def test_only_lead_0_that_waits_fixes_what_updates_consume():
+    exact = {name for name, preset in PRESETS.items() if preset(ON).exact}
+    assert exact == {"sync", "periodic"}
+    assert not Relaxation(late="pass").exact
+    assert not Relaxation(paced=False).exact
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, 3),
+        ({"lead": 2}, 3),
+        ({"lead": 10}, 10),
+        ({"window": 4}, 6),
+        ({"lead": 5, "window": 2}, 6),
+        ({"max_staleness": 7}, 7),
+    ],
+)
+def test_the_bound_of_a_preset_gives_way_to_a_longer_lead_and_a_window(fields, most):
+    found = relaxation("tianji", ON, fields)
+    assert found.max_staleness == most
+    assert problem(found, ON) is None
+
+
+REFUSED = {
+    "a version that is not published": (
+        Relaxation(lead=1, publish=4),
+        ON,
+        "stops the run: actors would wait for a version that is not published",
+        {"lead": 3},
+    ),
+    "a boundary at lead 0": (
+        Relaxation(take="boundary"),
+        ON,
+        "rollouts would be stale",
+        {"take": "barrier"},
+    ),
+    "a stream of replay": (
+        Relaxation(start="stream"),
+        OFF,
+        "nothing would overlap",
+        {"start": "batch"},
+    ),
+    "a stream of a window": (
+        Relaxation(start="stream", window=2),
+        ON,
+        "not known before all are there",
+        {"start": "batch"},
+    ),
+    "a window of replay": (
+        Relaxation(lead=1, window=2),
+        OFF,
+        "would do nothing",
+        {"window": 1},
+    ),
+    "a bound on replay": (
+        Relaxation(lead=1, max_staleness=5),
+        OFF,
+        "throw nearly all of replay away",
+        {"max_staleness": None},
+    ),
+    "a bound below the lead": (
+        Relaxation(lead=4, max_staleness=2),
+        ON,
+        "made only to be thrown away",
+        {"max_staleness": 4},
+    ),
+    "a bound below lead and window": (
+        Relaxation(lead=1, window=4, max_staleness=3),
+        ON,
+        "made only to be thrown away",
+        {"max_staleness": 4},
+    ),
+    "a bound that no version keeps": (
+        Relaxation(lead=math.inf, publish=5, max_staleness=3),
+        ON,
+        "stops the run: all that actors make before the next version is published",
+        {"max_staleness": 4},
+    ),
+    "a bound below the window": (
+        Relaxation(lead=math.inf, window=4, max_staleness=0),
+        ON,
+        "stops the run",
+        {"max_staleness": 3},
+    ),
+    "replay that never stops": (
+        Relaxation(lead=math.inf, late="pass", take="boundary", paced=False),
+        replace(OFF, alone=True),
+        "the learner would never stop for the actors",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_with_consequence_and_remedy(name):
+    relax, sizes, consequence, remedy = REFUSED[name]
+    told = problem(relax, sizes)
+    assert told is not None
+    assert consequence in told
+    assert re.search(r"\. (Set|Leave) [^.]*(scale|relax|reuse|algorithm)?\.?", told)
+    if remedy is None:
+        assert 'Set scale.engine = "local"' in told
+        assert problem(relax, replace(sizes, alone=False)) is None
+    else:
+        assert problem(replace(relax, **remedy), sizes) is None
+
+
+def remedied(told, relax, sizes):
+    """The relaxation and the sizes after the first remedy that a message names."""
+    remedy = told[told.rindex(". ", 0, told.index("Set ") if "Set " in told else len(told)) :]
+    if number := re.search(r"Set relax\.(lead|max_staleness) to (\d+)", remedy):
+        return replace(relax, **{number[1]: int(number[2])}), sizes
+    if word := re.search(r'Set relax\.(take|start) = "(\w+)"', remedy):
+        return replace(relax, **{word[1]: word[2]}), sizes
+    if preset := re.search(r'Set scale\.relax = "(\w+)"', remedy):
+        return PRESETS[preset[1]](sizes), sizes
+    if "Set scale.engine" in remedy:
+        return relax, replace(sizes, alone=False)
+    if "Set algorithm.capacity instead" in remedy:
+        return replace(relax, window=1), sizes
+    assert "Leave it out" in remedy, told
+    return replace(relax, max_staleness=None), sizes
+
+
+anything = st.builds(
+    Relaxation,
+    lead=st.sampled_from([0, 1, 2, 4, math.inf]),
+    late=st.sampled_from(["wait", "pass"]),
+    take=st.sampled_from(["barrier", "boundary"]),
+    start=st.sampled_from(["batch", "stream"]),
+    paced=st.booleans(),
+    window=st.sampled_from([1, 2, 4]),
+    publish=st.integers(1, 6),
+    max_staleness=st.none() | st.integers(0, 8),
+)
+
+
+@given(anything, st.builds(Sizes, st.booleans(), st.booleans(), st.integers(1, 3)))
+@settings(max_examples=400)
+def test_following_the_remedies_always_leads_to_what_works(relax, sizes):
+    for _ in range(8):
+        if (told := problem(relax, sizes)) is None:
+            return
+        relax, sizes = remedied(told, relax, sizes)
+    raise AssertionError(f"the remedies go round in circles: {told}")
+
+
+@given(anything, st.booleans(), st.integers(1, 4), st.data())
+@settings(max_examples=100)
+def test_whatever_is_accepted_runs_without_a_stall(relax, on_policy, actors, data):
+    relax = replace(relax, paced=True)  # only a preset sets it; see the test of `free` below
+    assume(problem(relax, Sizes(on_policy, alone=False)) is None)
+    fields = dataclasses.asdict(relax)
+    new = 4 * 4 * actors
+    case = Case(actors, fields, actors if on_policy else 0, replay=(new, 16, 3), T=2, B=4)
+    run(case, data.draw(orders(actors)))
+
+
+@pytest.mark.parametrize(
+    ("preset", "replay"),
+    [(name, replay) for name in PRESETS for replay in (False, True)
+     if not (name == "periodic" and replay)],
+)  # fmt: skip
+@pytest.mark.parametrize("actors", [1, 3])
+def test_every_preset_runs_without_a_stall(preset, replay, actors):
+    case = Case(actors, {}, 0 if replay else actors, preset=preset)
+    for seed in range(5):
+        naps = ((seed % (actors + 2), 30, 200),)
+        built, _ = run(case, Order(seed, naps=naps))
+        assert built.topology.relax == PRESETS[preset](
+            Sizes(not replay, alone=False, round=4 * actors if replay else 1)
+        )
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 500))
+@settings(max_examples=300)
+def test_the_nearest_fit_for_uneven_rounds_fits_and_none_is_nearer(rows, actors, steps):
+    told = uneven_rounds(rows, actors, steps)
+    fits = [n for n in range(1, 2 * (steps + rows * actors))
+            if uneven_rounds(rows, actors, n) is None]  # fmt: skip
+    if told is None:
+        assert steps % (rows * actors) == 0 or rows * actors % steps == 0
+        return
+    fit = int(re.search(r"that fits is (\d+)\.", told)[1])
+    assert fit in fits
+    assert abs(fit - steps) == min(abs(n - steps) for n in fits)
+
+
+def test_a_config_names_a_preset_and_may_set_single_fields():
+    assert given_relax(PPO) == PRESETS["tianji"](ON)
+    for preset in ("sync", "periodic", "one_step", "bounded", "free"):
+        assert given_relax(PPO, f"scale.relax={preset}") == PRESETS[preset](ON)
+    overrides = ["scale.relax=bounded", "relax.lead=2", "relax.late=pass", "relax.publish=2",
+                 "relax.max_staleness=5", "relax.take=boundary", "reuse.window=2"]  # fmt: skip
+    assert given_relax(PPO, *overrides) == Relaxation(
+        lead=2, late="pass", take="boundary", publish=2, max_staleness=5, window=2
+    )
+    assert given_relax(PPO, "relax.lead=inf").lead == math.inf
+    assert given_relax(PPO, "reuse.window=4").max_staleness == 6
+    assert given_relax(PPO, "scale.engine=serial").exact
+
+
+def test_leads_of_presets_are_rounds_of_all_actors_for_replay():
+    """One rollout of both actors is 32 steps, so 4 updates of 8."""
+    assert given_relax(DQN, "scale.relax=one_step").lead == 4
+    assert given_relax(DQN, "scale.relax=bounded").lead == 16
+    assert given_relax(DQN).lead == 8
+    assert given_relax(DQN, "algorithm.new_steps=64", "scale.relax=one_step").lead == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "told"),
+    [
+        (PPO, ["scale.relax=tianij"], "tianji"),
+        (PPO, ["relax.lead=1.5"], "is no number of updates. Set a whole number, or inf"),
+        (PPO, ["relax.lead=-1"], "at least 0"),
+        (PPO, ["relax.late=later"], "one of wait, pass"),
+        (PPO, ["relax.window=2"], "is no key of a config"),
+        (PPO, ["reuse.window=0"], "at least 1"),
+        (PPO, ["reuse.window=3"], "does not divide the 8 envs of a batch"),
+        (PPO, ["scale.relax=sync", "relax.publish=4"], "Set relax.lead to 3 or more"),
+        (PPO, ["scale.relax=sync", "relax.take=boundary"], 'Set relax.take = "barrier"'),
+        (PPO, ["relax.max_staleness=0"], "Set relax.max_staleness to 1 or more"),
+        (PPO, ["scale.relax=periodic", "reuse.window=2"], 'Set relax.start = "batch"'),
+        (DQN, ["scale.relax=periodic"], 'Set scale.relax = "sync"'),
+        (DQN, ["reuse.window=2"], "Set algorithm.capacity instead"),
+        (DQN, ["relax.max_staleness=9"], "Leave it out"),
+        (DQN, ["scale.relax=free", "scale.engine=serial"], 'Set scale.engine = "local"'),
+        (DQN, ["scale.relax=sync", "algorithm.new_steps=5"], "that fits is 4"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(config, overrides, told):
+    with pytest.raises(Refusal, match=re.escape(told)):
+        build(load_config(config, overrides))
+
+
+def test_the_remedies_for_uneven_rounds_work_in_every_engine():
+    for engine in ("serial", "local"):
+        uneven = [f"scale.engine={engine}", "scale.relax=sync", "algorithm.new_steps=5"]
+        with pytest.raises(Refusal) as refused:
+            build(load_config(DQN, uneven))
+        told = str(refused.value)
+        fit = re.search(r"that fits is (\d+)", told)[1]
+        build(load_config(DQN, [*uneven, f"algorithm.new_steps={fit}"])).close()
+        named = [preset for preset in PRESETS if re.search(rf"\b{preset}\b", told)]
+        assert named
+        for preset in named:
+            build(load_config(DQN, [*uneven, f"scale.relax={preset}"])).close()
+
+
+def test_a_store_that_cannot_stream_or_window_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Plain(Once):
+        def store(self, spec, lanes):
+            whole = super().store(spec, lanes)
+            return type("Own", (), {name: getattr(whole, name) for name in
+                                    ("pieces", "selection", "add", "choose")})()  # fmt: skip
+
+    from tianji.config import RelaxConfig
+    from tianji.envs.toy import Identity
+
+    config = config_for(Plain(2, None), relax=RelaxConfig(start="stream"))
+    with pytest.raises(Refusal, match=re.escape("or use store.Fresh")):
+        build(config, Identity)
+
+
+def test_an_on_policy_update_of_less_than_a_round_is_one_step_ahead_all_the_same():
+    """Two updates for each round of four actors: the lead is 1 update, not 2."""
+    built, _ = Case(4, {}, rollouts=2, preset="one_step").build()
+    assert built.topology.relax.lead == 1
+
+
+def test_the_table_of_the_page_is_what_the_presets_are():
+    text = (Path(__file__).parents[1] / "docs" / "balance.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|(.+)\|$", text, re.MULTILINE)
+    found = {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows
+             if name in PRESETS}  # fmt: skip
+    assert list(found) == list(PRESETS)
+    for name, cells in found.items():
+        relax = PRESETS[name](ON)
+        most = relax.max_staleness
+        if most is None and relax.late == "wait":
+            most = relax.lead
+        assert cells == [
+            "∞" if math.isinf(relax.lead) else f"{relax.lead:g}",
+            f"`{relax.late}`",
+            f"`{relax.take}`",
+            f"`{relax.start}`",
+            "none" if most is None else f"{most:g}",
+            *relax.edges.values(),
+        ], name
