@@ -31,6 +31,8 @@ def test_the_bottleneck_is_named_with_who_waits_for_it(time, told):
 
 def test_in_one_process_nobody_waits():
     assert verdict({"serial": {"actor/infer": 0.4, "learner/update": 0.6}}) == ""
+    shares = {"actor/infer": 0.3, "buffer/serve": 0.1, "learner/update": 0.6}
+    assert verdict(by_role(shares)) == ""
 
 
 def test_shares_are_sorted_by_role():

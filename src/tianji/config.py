@@ -215,8 +215,10 @@ def load_config(
     source: str | Path | Mapping[str, Any],
     overrides: str | Sequence[str] = (),
     name: str | None = None,
+    available: int | None = None,
 ) -> Config:
-    """A config from a file, the name of a shipped one, or a mapping; overrides are "key=value"."""
+    """A config from a file, the name of a shipped one, or a mapping; overrides are "key=value".
+    `available` are the cores that the run may use, by default those of this process."""
     overrides = [overrides] if isinstance(overrides, str) else overrides
     if isinstance(source, Mapping):
         tree, origin, name = dict(source), "given", name or "run"
@@ -231,7 +233,7 @@ def load_config(
     for override in overrides:
         key = _override(tree, override)
         origins[".".join(key.split(".")[:2])] = "command line"
-    return _resolve(tree, origins, name)
+    return _resolve(tree, origins, name, cores() if available is None else available)
 
 
 def engine_of(source: str | Path | Mapping[str, Any], overrides: str | Sequence[str]) -> str:
@@ -277,7 +279,9 @@ def shipped_configs() -> list[Path]:
     return []
 
 
-def _resolve(tree: Mapping[str, Any], origins: Mapping[str, str], name: str) -> Config:
+def _resolve(
+    tree: Mapping[str, Any], origins: Mapping[str, str], name: str, available: int
+) -> Config:
     for key in tree:
         if key != "seed" and key not in SECTIONS:
             raise _unknown(key, tree[key], ["seed", *SECTIONS])
@@ -300,13 +304,12 @@ def _resolve(tree: Mapping[str, Any], origins: Mapping[str, str], name: str) -> 
     }
     seed = _convert("seed", Whole, tree.get("seed", 0))
     config = Config(env=env, seed=seed, name=name, origin=dict(origins), **parts)
-    _check(config)
+    _check(config, available)
     return config
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, available: int) -> None:
     """What no single key can know."""
-    available = cores()
     if config.scale.cores > available:
         raise Refusal(
             f"scale.cores = {config.scale.cores} exceeds the {available} cores that this process "

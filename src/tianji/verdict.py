@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+WHOLE = 0.9
+"""share of a role's time from which it is all of a host's: less, and roles share one"""
+
 BUSY = 0.85
 """share of its time from which a role counts as the bottleneck's own work"""
 
@@ -24,7 +27,8 @@ def verdict(time: Mapping[str, Mapping[str, float]]) -> str:
     A grant that is not given and a batch that is not served come from the buffer, but it only
     passes them on: unless it has no time left, the other side is whom one waits for.
     """
-    if not {"actor", "buffer", "learner"} <= time.keys():
+    loop = [time.get(role, {}) for role in ("actor", "buffer", "learner")]
+    if any(sum(kinds.values()) < WHOLE for kinds in loop):
         return ""
     busy = {role: 1.0 - sum(_waits(kinds).values()) for role, kinds in time.items()}
     if busy["buffer"] >= BUSY:

@@ -25,7 +25,7 @@ from local_runs import (
 import tianji
 from tianji.engines.server import ForkServer
 from tianji.machine import cores
-from tianji.plan import placements
+from tianji.plan import Placement, placements
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -287,3 +287,16 @@ def test_the_learner_computes_with_as_many_threads_as_it_has_cores(tmp_path):
     n = min(2, cores())
     result = train(fault(stop={"updates": 1}), tmp_path, f"scale.cores={n}")
     assert metrics(result)[-1]["train/threads"] == n
+
+
+def test_an_actor_on_one_core_serves_a_learner_on_several(tmp_path, monkeypatch):
+    first = min(os.sched_getaffinity(0))
+
+    def placed(roles, cores, learner_cores, pin):
+        return [
+            Placement(role, () if role == "learner" else (first,), learner_cores) for role in roles
+        ]
+
+    monkeypatch.setattr("tianji.engines.local.placements", placed)
+    result = train(fault(stop={"updates": 1}), tmp_path, f"scale.cores={cores()}")
+    assert result.updates == 1

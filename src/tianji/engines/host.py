@@ -110,7 +110,9 @@ class Host:
         """how many messages the launcher has sent to each host: a look is cheaper than a read"""
         self._place: int = request["place"]
         self._heard = 0
-        config = load_config(request["config"], name=request["name"])
+        # This host may be tied to fewer cores than the learner has.
+        available = request["available"]
+        config = load_config(request["config"], name=request["name"], available=available)
         self._transport = Shm.unpack(request["table"], fds[1:])
         self._transport.also(line.fileno())
         joined = topology(config, spec=make_spec(config, EnvSpec.of(request["env"])))

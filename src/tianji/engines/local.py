@@ -31,7 +31,7 @@ from tianji.engines.engine import (
 from tianji.engines.server import ForkServer
 from tianji.errors import Failure, Refusal
 from tianji.folder import HOSTS
-from tianji.machine import process_started
+from tianji.machine import cores, process_started
 from tianji.plan import Placement, placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
@@ -146,9 +146,8 @@ class LocalEngine:
     def start(self, folder: Path) -> None:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
-        cores = sorted(os.sched_getaffinity(0))
-        scale = self._config.scale
-        placed = placements(self.topology.role_names, cores, scale.cores, scale.pin)
+        scale, mine = self._config.scale, sorted(os.sched_getaffinity(0))
+        placed = placements(self.topology.role_names, mine, scale.cores, scale.pin)
         self._board_fd, self._board = self._make_board(len(placed))
         for place, placement in enumerate(placed):
             self._fork(placement, place)
@@ -315,6 +314,7 @@ class LocalEngine:
             "place": 8 * place,
             "cores": list(placement.cores),
             "threads": placement.threads,
+            "available": cores(),
             "config": self._config.tree(),
             "name": self._config.name,
             "env": self.topology.spec.env.tree(),
