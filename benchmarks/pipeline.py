@@ -21,7 +21,7 @@ import tempfile
 import time
 from typing import Any
 
-from measure import interleaved, medians, ratio_of_medians, run_json, save, table
+from measure import RESULTS, interleaved, medians, ratio_of_medians, run_json, save, table
 
 BAR = 0.85
 PPO_FRAMES = {"name": "ppo", "epochs": 1, "minibatches": 4}
@@ -111,14 +111,21 @@ def together(tree: dict[str, Any], seconds: float, engine: str) -> dict[str, Any
         )
         whole = {**tree, "stop": {"seconds": seconds}}
         whole["scale"] = {**tree["scale"], "engine": engine}
-        return run_json([sys.executable, "-c", code, json.dumps(whole), runs])
+        result = run_json([sys.executable, "-c", code, json.dumps(whole), runs])
+    # By updates, so that what fills replay before the first one does not count.
+    scale = tree["scale"]
+    per_update = tree["algorithm"].get(
+        "new_steps", scale["envs_per_actor"] * scale["rollout_length"]
+    )
+    elapsed = result["steps"] / result["steps_per_s"]["received"]
+    return result | {"rate": result["updates"] * per_update / elapsed}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
-    parser.add_argument("--only", help="cases whose name has this in it")
+    parser.add_argument("--only", help="cases whose name has this in it; the others' are kept")
     parser.add_argument("--part", choices=["actor", "learner"], help=argparse.SUPPRESS)
     parser.add_argument("--tree", help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
@@ -143,13 +150,13 @@ def main() -> None:
         def local(tree: dict[str, Any] = tree, verdicts: list[str] = verdicts) -> float:
             result = together(tree, arguments.seconds, "local")
             verdicts.append(result["verdict"])
-            return result["steps_per_s"]["received"]
+            return result["rate"]
 
         def part(which: str, core: int, tree: dict[str, Any] = tree) -> float:
             return alone(which, tree, arguments.seconds / 2, core)
 
         def serial(tree: dict[str, Any] = tree) -> float:
-            return together(tree, arguments.seconds, "serial")["steps_per_s"]["received"]
+            return together(tree, arguments.seconds, "serial")["rate"]
 
         samples = interleaved(
             {
@@ -176,6 +183,9 @@ def main() -> None:
         ))  # fmt: skip
         print(table(("new steps/s", "local", "actor alone", "learner alone",
                      f"local / slower (>= {BAR})", "", "local / serial"), rows))  # fmt: skip
+    if arguments.only:
+        saved = json.loads((RESULTS / "pipeline.json").read_text())["cases"]
+        results = saved | results
     print(save("pipeline", {"cases": results}))
 
 

@@ -46,7 +46,9 @@ SIZES = (1 * KB, 4 * KB, 64 * KB, 512 * KB, 2 * MB, 8 * MB)
 ACTORS = (1, 2, 4, 8, 16)
 SAMPLES = (0.0, 0.001, 0.01)
 RING = 64 * MB
-"""bytes of all slots together: more than caches hold, as lanes of a real run are"""
+"""bytes of all slots together: more than caches hold, as the lanes of replay are"""
+SMALL_RING = 4 * MB
+"""for the stage "cached": less than caches hold, as the lanes of an on-policy run can be"""
 
 OWN = ("memcpy", "memcpy, private", "tianji", "tianji, copied out")
 MODULES = {
@@ -312,11 +314,12 @@ def bars(results: dict[str, Any]) -> list[dict[str, Any]]:
             what = f"tianji / memcpy, {named(size)}"
             at_least(what, of["tianji"]["rates"], of["memcpy"]["rates"], bar)
     for peer, bar in TIMES.items():
-        for size in (64 * KB, 512 * KB):
-            of = sizes.get(str(size), {})
-            if peer in of:
-                what = f"tianji / {peer}, {named(size)}"
-                at_least(what, of["tianji"]["rates"], of[peer]["rates"], bar)
+        for where, cells in (("", sizes), (", in caches", results.get("cached", {}))):
+            for size in (64 * KB, 512 * KB):
+                of = cells.get(str(size), {})
+                if peer in of:
+                    what = f"tianji / {peer}, {named(size)}{where}"
+                    at_least(what, of["tianji"]["rates"], of[peer]["rates"], bar)
     if "latency" in results:
         ours, theirs = (results["latency"][k]["medians_us"] for k in ("tianji", "eventfd"))
         ratio, low, high = ratio_of_medians(ours, theirs)
@@ -342,7 +345,11 @@ def bars(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def report(results: dict[str, Any]) -> None:
-    for title, key in (("one actor, sample time 0", "sizes"), ("more actors", "actors")):
+    for title, key in (
+        ("one actor, sample time 0", "sizes"),
+        ("one actor, slots that caches hold", "cached"),
+        ("more actors", "actors"),
+    ):
         rows = []
         cells = results.get(key, {})
         for cell in sorted(cells, key=lambda cell: [int(x) for x in cell.split("/")]):
@@ -494,7 +501,8 @@ def options() -> argparse.Namespace:
     add("--messages", type=int, default=10_000, help="a cell ends after so many")
     add("--bytes", type=float, default=4e9, help="or after so many bytes")
     add("--seconds", type=float, default=20.0, help="or after so many seconds")
-    add("--stages", default="sizes,actors,grid,model,latency", help="which to run")
+    add("--stages", default="sizes,cached,actors,grid,model,latency", help="which to run")
+    add("--keep", action="store_true", help="keep what is saved of stages that are not run")
     add("--patience", type=float, default=300.0, help="seconds to wait, in all, for quiet cores")
     add("--quick", action="store_true", help="fewer of everything; saves nothing")
     add("--draw", action="store_true", help="only draw docs/transfer.svg from the saved results")
@@ -525,6 +533,16 @@ def main() -> None:
             results["sizes"][str(size)] = compared(
                 bench, bench.cell(size), (*OWN, *bench.peers), chosen.rounds
             )
+    if "cached" in stages:
+        results["cached"] = {}
+        for size in (64 * KB, 512 * KB):
+            print(f"{named(size)}, one actor, slots that caches hold", flush=True)
+            results["cached"][str(size)] = compared(
+                bench,
+                bench.cell(size) | {"slots": SMALL_RING // size},
+                (*OWN, *(peer for peer in bench.peers if peer != "ray")),
+                chosen.rounds,
+            )
     if "latency" in stages:
         print("latency", flush=True)
         results["latency"] = latency(bench, chosen.rounds)
@@ -549,6 +567,9 @@ def main() -> None:
                     results["grid"][f"{size}/{actors}/{sample:g}"] = compared(
                         bench, bench.cell(size, actors, sample), ["tianji"], chosen.sweep_rounds
                     )
+    if chosen.keep:
+        saved = json.loads((RESULTS / "transfer.json").read_text())
+        results = saved | {key: value for key, value in results.items() if value}
     results["bars"] = bars(results)
     results["runs"], results["disturbed"] = bench.runs, bench.disturbed
     report(results)

@@ -109,6 +109,59 @@ def measured() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
 
+def parallel() -> str:
+    """What processes bring: scaling over actors, the pipeline's efficiency, moving data."""
+    scaling, pipeline, transfer = (
+        json.loads((RESULTS / f"{name}.json").read_text())
+        for name in ("scaling", "pipeline", "transfer")
+    )
+    rows = ["| actors | new steps/s | over one | who waits |", "|---|---|---|---|"]
+    for point in scaling["points"]:
+        low, high = point["interval"]
+        rows.append(
+            f"| {point['actors']} | {point['steps_per_s']:,.0f} | **{point['over_first']:.1f}** "
+            f"[{low:.1f}, {high:.1f}] | {point['verdict']} |"
+        )
+    told = (
+        f"PPO on LunarLander, one epoch, preset `tianji`, staleness at most "
+        f"{max(p['staleness_max'] for p in scaling['points'])}; {_machine(scaling)}."
+    )
+    rows += ["", *textwrap.wrap(told, 119), ""]
+    rows += ["| new steps/s, two cores | engine local | actor alone | learner alone | "
+             "local / the slower |", "|---|---|---|---|---|"]  # fmt: skip
+    for name, case in pipeline["cases"].items():
+        middle, (low, high) = case["median"], case["interval"]
+        rows.append(
+            f"| {name} | {middle['local']:,.0f} | {middle['actor']:,.0f} | "
+            f"{middle['learner']:,.0f} | **{case['ratio']:.2f}** [{low:.2f}, {high:.2f}] |"
+        )
+    rows += ["", f"{_machine(pipeline)}.", ""]
+    sizes = {"65536": "64 KB", "524288": "512 KB", "8388608": "8 MB"}
+    rows += [
+        f"| MB/s from one actor | {' | '.join(sizes.values())} |",
+        "|---|" + "---|" * len(sizes),
+    ]
+    for path in ("memcpy", "tianji", "pyzmq", "mpi4py, buffers", "mpi4py, pickled",
+                 "multiprocessing.Queue", "ray"):  # fmt: skip
+        if any(path in transfer["sizes"][size] for size in sizes):
+            cells = [
+                f"{transfer['sizes'][size][path]['MB/s']:,.0f}"
+                if path in transfer["sizes"][size]
+                else "–"
+                for size in sizes
+            ]
+            name = "a bare memcpy, the limit" if path == "memcpy" else path
+            bold = "**" if path == "tianji" else ""
+            rows.append(f"| {bold}{name}{bold} | {' | '.join(cells)} |")
+    rows += ["", f"{_machine(transfer)}."]
+    return "\n".join(rows) + "\n"
+
+
+def _machine(results: dict) -> str:
+    machine = results["machine"]
+    return f"{machine['cpu'].replace('(R)', '')}, {machine['cores']} cores"
+
+
 def _race(side: dict) -> str:
     """Seconds, env steps, and how many runs reached the target."""
     steps = f"{side['steps_median'] / 1000:.0f} k steps"
@@ -149,8 +202,9 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 def table(name: str) -> str:
     """The generated text of this name."""
-    if name in ("walk", "measured"):
-        return {"walk": walk, "measured": measured}[name]()
+    whole = {"walk": walk, "measured": measured, "parallel": parallel}
+    if name in whole:
+        return whole[name]()
     section, _, which = name.partition(" ")
     tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": which or "ppo"}}
     rows = load_config({**tree, "stop": {"return": 0}}).rows()
@@ -168,7 +222,14 @@ def table(name: str) -> str:
 def expected_names() -> set[str]:
     """What the pages must hold: every section and every algorithm that is shipped."""
     shipped = {f"algorithm {name}" for name, where in ALGORITHMS.items() if isinstance(where, str)}
-    return {"walk", "measured", "seed", *(s for s in SECTIONS if s != "algorithm"), *shipped}
+    return {
+        "walk",
+        "measured",
+        "parallel",
+        "seed",
+        *(s for s in SECTIONS if s != "algorithm"),
+        *shipped,
+    }
 
 
 def main(check: bool) -> int:
