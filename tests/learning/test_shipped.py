@@ -21,6 +21,17 @@ def test_a_quick_config_reaches_its_target(name, tmp_path):
     reaches(name, 1, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "envs"), [("ppo_cartpole", 32), ("dqn_cartpole", 24)], ids=["ppo", "dqn"]
+)
+def test_two_actors_in_processes_reach_the_target_asynchronously(name, envs, tmp_path):
+    spread = ["scale.engine=local", "scale.actors=2", f"scale.envs_per_actor={envs}", "seed=1"]
+    result = tianji.train(name, spread, runs=tmp_path)
+    assert result.stop_reason.startswith("return"), result
+    if name.startswith("ppo"):
+        assert 0 < result.staleness["max"] <= 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", [path.stem for path in shipped_configs()])
