@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from tianji.relax import Relaxation, Sizes, problem, relaxation
 from tianji.role import Role, generator
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
-from tianji.types import Params, rollout_layout
+from tianji.types import Array, Params, rollout_layout
 
 EVAL_ENVS = 8
 """envs that an evaluation steps together, at most"""
@@ -192,6 +192,11 @@ class Topology:
 
     def batches(self, store: Store) -> Channel:
         return Channel("batches", batch_layout(store.selection), self._depth(store))
+
+    def memory(self, transport: Transport) -> dict[str, Mapping[str, Array]]:
+        """What each channel holds, by its name."""
+        channels = [*self.lanes, self.batches(self.store(transport))]
+        return {channel.name: transport.memory(channel) for channel in channels}
 
     def _depth(self, store: Store) -> int:
         """Pieces that the learner asks for ahead: this batch's, and the next one's."""

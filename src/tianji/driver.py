@@ -22,8 +22,6 @@ class Serial:
         """whose turn it is"""
         self.seconds: dict[str, float] = {}
         """time spent, by "role/kind of work" or "role/wait_whom"; going round is "driver/turn" """
-        self.waits = ""
-        """whom the role that was stepped last waits for; empty: it worked"""
         self._roles = roles
         self._clock = clock
         self._last = self._started = clock()
@@ -38,7 +36,6 @@ class Serial:
         if did:
             key = self._keys.get((at, did.kind)) or self._key(at, did.kind)
             self._waiting = 0
-            self.waits = ""
         else:
             key = self._pass(did)
             now = self._clock()
@@ -116,7 +113,6 @@ class Forever(Serial):
         if self._waiting < len(self._roles):
             return "driver/turn"
         self._waiting = 0
-        self.waits = did.waits
         self._sleep(self.NAP)
         return f"{role.name.split('-')[0]}/wait_{did.waits}"
 

@@ -386,8 +386,7 @@ class _Run:
         reason = watch.ended(Counts())
         if reason is None:
             return
-        by_name = {"return": counts.return_mean, "steps": counts.steps,
-                   "updates": counts.updates, "seconds": counts.seconds}  # fmt: skip
+        by_name = counts.by_name()
         reached = [name for name, limit in self._limits.items() if by_name[name] >= limit]
         later = [
             "stop.return=inf" if name == "return" else f"stop.{name}={math.ceil(2 * by_name[name])}"

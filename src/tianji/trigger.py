@@ -21,6 +21,15 @@ class Counts:
     return_mean: float = -float("inf")
     """of the last 100 episodes, once there are so many"""
 
+    def by_name(self) -> dict[str, float]:
+        """As the config's [stop] names them."""
+        return {
+            "return": self.return_mean,
+            "steps": self.steps,
+            "updates": self.updates,
+            "seconds": self.seconds,
+        }
+
 
 Trigger = Callable[[Counts, Counts], bool]
 """Given the counts when it was last asked and the counts now: is it due?"""

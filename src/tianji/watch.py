@@ -62,9 +62,6 @@ class Due:
         return self.stop is not None or self.evaluate or self.save
 
 
-NOTHING = Due()
-
-
 class Watch:
     """Judges each report of the learner by the config's triggers."""
 
@@ -101,16 +98,9 @@ class Watch:
 
     def ended(self, before: Counts) -> str | None:
         """The reason to stop now, if there is one."""
-        counts = self.counts
-        by_name = {
-            "return": counts.return_mean,
-            "steps": counts.steps,
-            "updates": counts.updates,
-            "seconds": counts.seconds,
-        }
-        if reason := self._stop.due(by_name):
+        if reason := self._stop.due(self.counts.by_name()):
             return reason
-        if self._stop_when is not None and self._stop_when(before, counts):
+        if self._stop_when is not None and self._stop_when(before, self.counts):
             return f"stop.when = {self._stop_name}"
         return None
 

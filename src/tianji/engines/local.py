@@ -36,7 +36,7 @@ from tianji.plan import Placement, placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
-from tianji.types import EPISODE, Array
+from tianji.types import EPISODE
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -49,7 +49,7 @@ PAUSE = 1.0
 """seconds in which the other hosts must, or be done without"""
 GRACE = 2.0
 """seconds that hosts have to end before they are killed"""
-SETTLE = 0.3
+CAUSE = 0.3
 """seconds after the first sign of trouble in which its cause may still come to light"""
 
 
@@ -159,7 +159,7 @@ class LocalEngine:
         elapsed = 0.0
         if parts is not None:
             recorded = parts["run"]["recorder"]
-            states = scatter(parts, self.topology, self._memory())
+            states = scatter(parts, self.topology, self.topology.memory(self._transport))
             for role, state in states.items():
                 self._send(role, "load", {"role": state, "recorder": recorded})
             self.version, elapsed = parts["trainer"]["version"], recorded["elapsed"]
@@ -260,12 +260,12 @@ class LocalEngine:
         end = time.monotonic() + GRACE
         for host in self._hosts.values():
             if host.pidfd >= 0:
-                _gone(host.pidfd, end - time.monotonic())
+                _readable(host.pidfd, end - time.monotonic())
         for host in self._hosts.values():
             if host.pidfd >= 0:
-                if not _gone(host.pidfd, 0):
+                if not _readable(host.pidfd, 0):
                     signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
-                    _gone(host.pidfd, GRACE)
+                    _readable(host.pidfd, GRACE)
                 os.close(host.pidfd)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(host.pid, signal.SIGKILL)  # processes that an env has left
@@ -506,9 +506,9 @@ class LocalEngine:
         """The root cause first: the earliest sign that is not likely a consequence."""
         if not self._troubles:
             return
-        end = time.monotonic() + (0.0 if self._troubles[0].refused else SETTLE)
+        end = time.monotonic() + (0.0 if self._troubles[0].refused else CAUSE)
         while time.monotonic() < end:
-            self._poll(SETTLE / 10)
+            self._poll(CAUSE / 10)
         first = min(self._troubles, key=lambda t: (not t.cause, t.at))
         others = sorted({t.role for t in self._troubles} - {first.role})
         also = f" (then also: {', '.join(others)})" if others else ""
@@ -551,7 +551,9 @@ class LocalEngine:
         self._sha256 = answers["learner"]["sha256"]
         roles = {role: answer["role"] for role, answer in answers.items()}
         policy = answers["learner"]["policy"]
-        parts = gather(self.topology, self._memory(), roles, policy, most_bytes)
+        parts = gather(
+            self.topology, self.topology.memory(self._transport), roles, policy, most_bytes
+        )
         parts["run"]["at"] = 0
         return parts
 
@@ -569,11 +571,6 @@ class LocalEngine:
                     if h.role.startswith("actor")]  # fmt: skip
         none = {"lanes": None, "store": None, "episodes": np.empty(0, EPISODE)}
         return state | counts | none | {"produced": produced}
-
-    def _memory(self) -> dict[str, Mapping[str, Array]]:
-        joined, transport = self.topology, self._transport
-        channels = [*joined.lanes, joined.batches(joined.store(transport))]
-        return {channel.name: transport.memory(channel) for channel in channels}
 
     def _write_table(self) -> None:
         """For `tianji ps`."""
@@ -602,12 +599,8 @@ def _mean(found: list[dict[str, float]]) -> dict[str, float]:
     return {key: math.fsum(s.get(key, 0.0) for s in found) / len(found) for key in keys}
 
 
-def _gone(pidfd: int, seconds: float) -> bool:
-    """Has the process ended, or does it within so many seconds?"""
-    return _readable(pidfd, seconds)
-
-
 def _readable(fd: int, seconds: float) -> bool:
+    """Is there something to read, or is there within so many seconds? Of a pidfd: has it ended?"""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(1000 * max(0.0, seconds)))

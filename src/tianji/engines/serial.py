@@ -14,7 +14,7 @@ from tianji.engines.engine import Evaluated, Event, Updated, gather, scatter, sh
 from tianji.evaluator import EVALUATED
 from tianji.learner import UPDATE
 from tianji.role import State
-from tianji.types import Array, sha256
+from tianji.types import sha256
 from tianji.watch import Watch
 
 TURN = 0.02
@@ -52,7 +52,7 @@ class SerialEngine:
         if parts is None:
             built.learner.begin()
             return
-        states = scatter(parts, self.topology, self._memory())
+        states = scatter(parts, self.topology, self.topology.memory(self._built.transport))
         for role in built.roles:
             role.load_state(states[role.name])
         self._driver.at = parts["run"]["at"]
@@ -97,7 +97,13 @@ class SerialEngine:
     def parts(self, most_bytes: float) -> dict[str, State]:
         learner, roles = self._built.learner, self._built.roles
         states = {role.name: role.state() for role in roles}
-        parts = gather(self.topology, self._memory(), states, learner.policy_state(), most_bytes)
+        parts = gather(
+            self.topology,
+            self.topology.memory(self._built.transport),
+            states,
+            learner.policy_state(),
+            most_bytes,
+        )
         parts["run"]["at"] = self._driver.at
         return parts
 
@@ -133,9 +139,3 @@ class SerialEngine:
                 steps = self._watch.counts.steps
                 return [Evaluated(evaluator.version, steps, evaluator.result)]
         return []
-
-    def _memory(self) -> dict[str, Mapping[str, Array]]:
-        transport, topology = self._built.transport, self.topology
-        store = topology.store(transport)
-        channels = [*topology.lanes, topology.batches(store)]
-        return {channel.name: transport.memory(channel) for channel in channels}
