@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tianji.algorithm import Decision, Policy, restart
 from tianji.channel import Outbox, Slot, Subscriber
-from tianji.env import Env, Restorable, check_step, first_observation
+from tianji.env import Env, Restorable, TimeStep, check_step, first_observation, remake
 from tianji.errors import Failure
+from tianji.fault import Fault, raised
 from tianji.role import Did, State, generator_state, load_generator_state
 from tianji.trigger import Counts, Trigger
 from tianji.types import (
@@ -25,6 +28,7 @@ from tianji.types import (
 )
 
 LOAD, INFER, SIMULATE = Did("load"), Did("infer"), Did("simulate")
+REBUILD = Did("rebuild")
 NO_GRANT, NO_VERSION = Did(waits="buffer"), Did(waits="learner")
 NOTHING = Counts()
 
@@ -42,15 +46,23 @@ class Actor:
         behind: float,
         rng: np.random.Generator,
         seed: int,
+        make: Callable[[int], Env],
         send: Trigger | None = None,
     ) -> None:
-        """A grant for update k is begun with version k - `behind` or a newer one; `send` says when
-        a rollout is pushed before it is full."""
+        """A grant for update k is begun with version k - `behind` or a newer one; `make` makes the
+        env anew where it raised; `send` says when a rollout is pushed before it is full."""
         self.name = f"actor-{index}"
         self.produced = 0
         """valid steps so far"""
+        self.steps = 0
+        """steps that each env has made since it was built"""
+        self.seed = seed
+        """of the env as it is now"""
+        self.fault: Fault | None = None
+        """why the env was made anew; set when `step` returns REBUILD"""
         self._index = index
         self._env = env
+        self._make = make
         self._policy = policy
         self._rollouts = rollouts
         self._snapshots = snapshots
@@ -84,9 +96,13 @@ class Actor:
             observation = {name: rows[self._t] for name, rows in self._rollout.observation.items()}
             self._decision = self._policy.act(observation, self._recurrent, self._rng)
             return INFER
-        self._simulate(self._rollout, self._decision)
+        did = self._simulate(self._rollout, self._decision)
         self._decision = None
-        return SIMULATE
+        return did
+
+    def follow(self, produced: int, seq: int) -> None:
+        """Take the place of an actor that died after so many valid steps and rollouts."""
+        self.produced, self._seq = produced, seq
 
     def state(self) -> State:
         """A rollout that is half made lies in the channel's memory; here is how far it is."""
@@ -122,7 +138,8 @@ class Actor:
         load_generator_state(self._rng, state["rng"])
         if not self.exact(state):
             # Not the seed of the run's beginning: its first episodes would be played again.
-            self._observation = first_observation(self._env, int(self._rng.integers(2**31)))
+            self.seed = int(self._rng.integers(2**31))
+            self._observation = first_observation(self._env, self.seed)
             return
         assert isinstance(self._env, Restorable)
         self._env.load_state(state["env"])
@@ -172,18 +189,17 @@ class Actor:
         self._slot, self._rollout = slot, Rollout.over(slot.arrays)
         return self._rollout
 
-    def _simulate(self, rollout: Rollout, decision: Decision) -> None:
+    def _simulate(self, rollout: Rollout, decision: Decision) -> Did:
         t = self._t
         action, self._recurrent, extras = decision
+        did = SIMULATE
         try:
             observation, reward, terminated, truncated, valid = self._env.step(action)
+            self.steps += 1
         except Exception as error:
             self._refuse_nonfinite(rollout, t)
-            raise Failure(
-                f"{self._env.spec.id} raised {type(error).__name__}: {error} (a step of "
-                f"{self.name}, row {t} of its rollout {self._seq}). What was learnt so far is "
-                f"saved; the traceback is in the run's log."
-            ) from error
+            did = REBUILD
+            observation, reward, terminated, truncated, valid = self._rebuild(error)
         if self._seq == 0 and t == 0:
             check_step(self._env, observation, reward, terminated, truncated, valid)
         for name, rows in rollout.observation.items():
@@ -200,6 +216,18 @@ class Actor:
         self._t = t + 1
         if self._t == len(rollout.reward) or (self._send is not None and self._sent_early(rollout)):
             self._finish(rollout)
+        return did
+
+    def _rebuild(self, error: Exception) -> TimeStep:
+        """An env that raised is made anew. Its episodes are aborted: they have no return, and the
+        row that raised is one that only reset, so that values follow where they were cut off."""
+        begun = int(np.count_nonzero(self._lengths))
+        self.fault = raised(error, self.name, self._env.spec.id, self.seed, self.steps, begun)
+        self.seed, self.steps = int(self._rng.integers(2**31)), 0
+        self._env, observation = remake(self._env, self._make, self.seed)
+        self._returns[:], self._lengths[:] = 0.0, 0
+        nothing = np.zeros(self._env.num_envs, np.bool_)
+        return TimeStep(observation, np.zeros(len(nothing), np.float32), nothing, nothing, nothing)
 
     def _count_episodes(self, rollout: Rollout, ended: np.ndarray, real: np.ndarray) -> None:
         self._returns += rollout.reward[self._t]

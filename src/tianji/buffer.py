@@ -80,6 +80,8 @@ class Buffer:
         self._record = record
         self._arrivals: list[tuple[int, int, int, int, int]] = []
         self._produced = [0] * len(lanes)
+        self._seqs = [0] * len(lanes)
+        """rollouts that each actor had made when it last sent one"""
         self._expected: deque[tuple[int, int]] = deque()
         """where ordered: lanes and updates in the order of their grants"""
         self._turn = 0
@@ -123,11 +125,24 @@ class Buffer:
         arrived, self._arrivals = self._arrivals, []
         return np.array(arrived, ARRIVAL)
 
+    def lost(self, lane: int) -> tuple[int, int]:
+        """The actor of a lane is dead; how many valid steps and rollouts it has left. Where updates
+        take what comes first, others make what it had been granted; else the one that takes its
+        place does, so that every update gets its own."""
+        inbox = self._lanes[lane]
+        if not self._ordered:
+            self._balance.granted -= len(inbox.reclaim())
+        if pushed := inbox.state()["pushed"]:
+            head = inbox.slot(pushed[-1][0]).leaf("head")
+            return int(head[PRODUCED]), int(head[SEQ]) + 1
+        return self._produced[lane], self._seqs[lane]
+
     def state(self) -> State:
         return {
             "received": self.received,
             "filtered": self.filtered,
             "produced": list(self._produced),
+            "seqs": list(self._seqs),
             "granted": self._balance.granted,
             "rollouts": self._balance.received,
             "served": self._balance.served,
@@ -146,7 +161,7 @@ class Buffer:
         """Go on where the state was taken. Where it has no store, the account begins anew and the
         store fills up before the next batch."""
         self.received, self.filtered = state["received"], state["filtered"]
-        self._produced = list(state["produced"])
+        self._produced, self._seqs = list(state["produced"]), list(state["seqs"])
         load_generator_state(self._rng, state["rng"])
         self._episodes = [state["episodes"]]
         if state["store"] is None:
@@ -195,7 +210,7 @@ class Buffer:
     def _receive(self, lane: int, slot: Slot) -> None:
         head = slot.leaf("head")
         self.received += int(head[STEPS])
-        self._produced[lane] = int(head[PRODUCED])
+        self._produced[lane], self._seqs[lane] = int(head[PRODUCED]), int(head[SEQ]) + 1
         if head[EPISODES]:
             self._episodes.append(slot.leaf("episodes")[: head[EPISODES]].copy())
         update = self._balance.arriving_update()

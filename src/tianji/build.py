@@ -93,6 +93,10 @@ class Topology:
             case _:
                 return [(EVALUATIONS, "subscribe-0")]
 
+    def holder(self, conduit: str, end: str) -> str:
+        """The role that holds this end of a channel."""
+        return next(role for role in self.role_names if (conduit, end) in self.ends(role))
+
     @property
     def role_names(self) -> list[str]:
         """In the order in which a serial driver steps them."""
@@ -202,7 +206,8 @@ class Topology:
         """Pieces that the learner asks for ahead: this batch's, and the next one's."""
         return store.pieces * (1 if self.relax.lead == 0 else 2)
 
-    def actor(self, index: int, transport: Transport) -> Actor:
+    def actor(self, index: int, transport: Transport, life: int = 0) -> Actor:
+        """The actor of this index; `life` counts how often it was begun anew."""
         spec, send = self.spec, self.config.relax.send_when
         return Actor(
             index=index,
@@ -211,8 +216,9 @@ class Topology:
             rollouts=transport.outbox(self.lanes[index]),
             snapshots=transport.subscriber(SNAPSHOTS, self.params_size, index),
             behind=self.relax.lead if self.relax.take == "barrier" else math.inf,
-            rng=generator(spec.seed, "actor", index),
-            seed=int(generator(spec.seed, "env", index).integers(2**31)),
+            rng=generator(spec.seed, "actor", index, life),
+            seed=int(generator(spec.seed, "env", index, life).integers(2**31)),
+            make=self.make,
             send=TRIGGERS[send] if send else None,
         )
 
@@ -241,6 +247,7 @@ class Topology:
             snapshots=transport.publisher(SNAPSHOTS, self.params_size),
             publish=TRIGGERS[when] if when else Every(self.relax.publish),
             evaluations=evaluations,
+            skip=self.config.faults.nonfinite == "skip",
         )
 
     def evaluator(self, transport: Transport) -> Evaluator:
@@ -251,6 +258,7 @@ class Topology:
             snapshots=transport.subscriber(EVALUATIONS, self.params_size),
             episodes=episodes,
             seed=int(generator(self.spec.seed, "eval_env").integers(2**31)),
+            make=self.make,
         )
 
     def check_memory(self) -> None:

@@ -126,13 +126,35 @@ class CheckpointConfig:
     """What is kept on disk."""
 
     every: Whole = 0
-    """updates between checkpoints; 0: one at the end only"""
+    """updates between checkpoints; 0: by `seconds` alone"""
+    seconds: Positive | None = 120.0
+    """seconds between checkpoints, at most; one is always made at the end"""
     keep: Count = 3
     """how many of the last ones to keep, beside the best"""
     store: Literal["auto", "always", "never"] = "auto"
     """save what the buffer holds, so that resuming is exact; auto: up to 256 MiB"""
     when: str | None = None
     """a registered trigger: save when it is due, too"""
+
+
+@dataclass(frozen=True)
+class FaultsConfig:
+    """What may go wrong before the run ends, and what is done about it."""
+
+    restarts: Whole = 5
+    """times that actors, or evaluators, may die or hang and be begun anew within `window`"""
+    recoveries: Whole = 3
+    """times that the run may go on from its last checkpoint by itself within `window`"""
+    env_restarts: Whole = 20
+    """times that envs may raise and be built anew within `window`"""
+    window: Positive = 600.0
+    """seconds over which these are counted"""
+    hang: Positive | None = None
+    """seconds without a step after which an actor hangs; else 30, or 10 times its longest"""
+    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """when an update is NaN or infinite: end, leave it out, or go back to the last checkpoint"""
+    grace: Positive = 20.0
+    """seconds in which a run that is told to end must be saved"""
 
 
 @dataclass(frozen=True)
@@ -148,6 +170,7 @@ class Config:
     stop: StopConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
     seed: Whole = 0
     """of everything random in the run"""
     name: str = "run"
@@ -205,6 +228,7 @@ SECTIONS: dict[str, type[Any] | None] = {
     "stop": StopConfig,
     "eval": EvalConfig,
     "checkpoint": CheckpointConfig,
+    "faults": FaultsConfig,
 }
 IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse")
 WHERE = ("engine", "pin")

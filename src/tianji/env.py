@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -146,6 +147,14 @@ def first_observation(env: Env, seed: int) -> Leaves:
     if problem := _misfit(env, observation):
         raise Refusal(f"{env.spec.id}: the first reset gave {problem}. Mend reset() or the spec.")
     return observation
+
+
+def remake(env: Env, make: Callable[[int], Env], seed: int) -> tuple[Env, Leaves]:
+    """Another env in the place of one that raised, and its first observations."""
+    with contextlib.suppress(Exception):  # it is broken, and what it raised is told already
+        env.close()
+    new = make(env.num_envs)
+    return new, new.reset(seed)
 
 
 def check_step(env: Env, observation: Leaves, *columns: Array) -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tianji.algorithm import Policy, restart
 from tianji.channel import Subscriber
-from tianji.env import Env
+from tianji.env import Env, remake
+from tianji.errors import Failure
+from tianji.fault import Fault, raised
 from tianji.role import Did, State
 from tianji.types import EPISODE, Array, Leaves, Params
 
+REBUILD = Did("rebuild")
 LOAD, EVALUATE, EVALUATED = Did("load"), Did("evaluate"), Did("evaluated")
 NO_VERSION = Did(waits="learner")
+
+
+class EnvRaised(Failure):
+    """An env raised in one of its steps, or in its reset before the first."""
+
+    def __init__(self, env: Env, error: Exception, step: int) -> None:
+        super().__init__(f"{env.spec.id} raised {type(error).__name__}: {error} in its step {step}")
+        self.step = step
 
 
 class Evaluation:
@@ -21,9 +34,14 @@ class Evaluation:
     def __init__(self, env: Env, policy: Policy, episodes: int, seed: int) -> None:
         self._env = env
         self._policy = policy
+        self.steps = 0
+        """that each env has made"""
         self._share = -(-episodes // env.num_envs)
         self._episodes = episodes
-        self._observation: Leaves = env.reset(seed)
+        try:
+            self._observation: Leaves = env.reset(seed)
+        except Exception as error:
+            raise EnvRaised(env, error, 0) from error
         self._recurrent = policy.initial(env.num_envs)
         self._returns = np.zeros(env.num_envs, np.float64)
         self._lengths = np.zeros(env.num_envs, np.int64)
@@ -32,7 +50,11 @@ class Evaluation:
     def step(self) -> Array | None:
         """One step of all envs; the episodes, EPISODE records, once enough have ended."""
         action, self._recurrent, _ = self._policy.act(self._observation, self._recurrent, None)
-        step = self._env.step(action)
+        try:
+            step = self._env.step(action)
+        except Exception as error:
+            raise EnvRaised(self._env, error, self.steps) from error
+        self.steps += 1
         self._observation = step.observation
         self._returns += step.reward
         self._lengths += step.valid | step.truncated
@@ -54,13 +76,23 @@ class Evaluator:
     name = "evaluator"
 
     def __init__(
-        self, env: Env, policy: Policy, snapshots: Subscriber, episodes: int, seed: int
+        self,
+        env: Env,
+        policy: Policy,
+        snapshots: Subscriber,
+        episodes: int,
+        seed: int,
+        make: Callable[[int], Env],
     ) -> None:
+        """`make` makes the env anew where it raised."""
+        self.fault: Fault | None = None
+        """why that was; set when `step` returns REBUILD"""
         self.version = -1
         """of the snapshot that is or was evaluated last"""
         self.result: Array = np.empty(0, EPISODE)
         """its episodes; set when `step` returns EVALUATED"""
         self._env = env
+        self._make = make
         self._policy = policy
         self._snapshots = snapshots
         self._episodes = episodes
@@ -75,6 +107,19 @@ class Evaluator:
                 return NO_VERSION
             self.version = newest
             self._policy.load(self._params)
+        try:
+            return self._evaluate()
+        except EnvRaised as error:
+            cause, env = error.__cause__ or error, self._env
+            self.fault = raised(cause, self.name, env.spec.id, self._seed, error.step, env.num_envs)
+            # Another seed: the same episodes would come to the same end.
+            self._seed = (self._seed + 1) % 2**31
+            self._env, _ = remake(env, self._make, self._seed)
+            self._running = None
+            return REBUILD
+
+    def _evaluate(self) -> Did:
+        if self._running is None:
             self._running = Evaluation(self._env, self._policy, self._episodes, self._seed)
             return LOAD
         result = self._running.step()

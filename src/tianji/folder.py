@@ -18,6 +18,8 @@ import tomli_w
 
 from tianji.config import Config
 from tianji.errors import Refusal, nearest
+from tianji.fault import Fault
+from tianji.learner import NonFinite
 from tianji.machine import manifest
 from tianji.types import Leaves, Rollout
 
@@ -26,6 +28,12 @@ HOSTS = "hosts.json"
 
 ARRIVALS = "arrivals.bin"
 """which rollouts reached the buffer, where their order is not fixed"""
+
+FAULTS = "faults.jsonl"
+"""what went wrong, a line each"""
+
+NONFINITE = "nonfinite_batch.safetensors"
+"""the batch of the last update that was NaN or infinite"""
 
 
 def run_folder(runs: Path, name: str | None, config: Config) -> Path:
@@ -137,6 +145,13 @@ def save_batch(path: Path, batch: Iterable[Rollout]) -> bool:
         print(f"{path} could not be written: {error}", file=sys.stderr)
         return False
     return True
+
+
+def skipped(error: NonFinite, folder: Path, pid: int) -> Fault:
+    """An update that was left out; its batch is kept."""
+    where = folder / NONFINITE
+    kept = f"; its batch is {where}" if save_batch(where, error.batch) else ""
+    return Fault("learner", f"{error}{kept}", "update", pid, action="update left out")
 
 
 def find_run(run: str | Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -20,6 +21,10 @@ NO_BATCH = Did(waits="buffer")
 LAST = 4
 """place in a piece's counts: produced, received and filtered steps, episodes, 1 if it is the last
 piece of its batch"""
+
+
+MOST_SKIPS = 10
+"""updates in a row that may be left out because they are not finite"""
 
 
 class NonFinite(Failure):
@@ -44,8 +49,17 @@ class Learner:
         snapshots: Publisher,
         publish: Trigger,
         evaluations: Publisher | None = None,
+        skip: bool = False,
     ) -> None:
-        """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent."""
+        """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent;
+        `skip`: an update that is not finite is left out, else it raises."""
+        self.skipped: NonFinite | None = None
+        """what the last update would have been; set when `step` returns UPDATE"""
+        self._skip = skip
+        self._skips = 0
+        """updates left out since the last one that was not"""
+        self._before: State | None = None
+        """the trainer before the update under way, where it may have to go back there"""
         self.version = 0
         self.consumed = 0
         """valid steps so far, reuse included"""
@@ -130,14 +144,15 @@ class Learner:
         pass
 
     def _take(self, part: Rollout) -> None:
+        if self._skip and self._before is None:
+            self._before = copy.deepcopy(self._trainer.state())
         self._staleness.append(self.version - part.versions)
         self.consumed += int(np.count_nonzero(part.valid))
         self._taken.append(part)
         self._trainer.take(part)
 
     def _finish(self, last: Slot) -> None:
-        metrics = self._trainer.finish()
-        self._refuse_nonfinite(metrics)
+        metrics = self._finite(self._trainer.finish())
         self.version += 1
         produced, received, filtered, episodes, _ = last.leaf("counts").tolist()
         before, self._counts = self._counts, Counts(received, self.version)
@@ -165,13 +180,24 @@ class Learner:
     def _publish(self) -> None:
         self._snapshots.push(self.version, self._trainer.params(self.version).flat)
 
-    def _refuse_nonfinite(self, metrics: Metrics) -> None:
+    def _finite(self, metrics: Metrics) -> Metrics:
+        """The metrics of an update that is finite; of one that is not, none: it is undone."""
+        self.skipped, before, self._before = None, self._before, None
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-        if bad or not self._trainer.finite():
-            what = ", ".join(f"{name} = {value}" for name, value in bad.items()) or "a parameter"
-            raise NonFinite(
-                f"update {self.version + 1} is not finite ({what}). It was not published and no "
-                f"checkpoint holds it. Look at the saved batch; a lower algorithm.learning_rate or "
-                f"normalised observations are the usual cure.",
-                self._taken,
-            )
+        if not bad and self._trainer.finite():
+            self._skips = 0
+            return metrics
+        what = ", ".join(f"{name} = {value}" for name, value in bad.items()) or "a parameter"
+        error = NonFinite(
+            f"update {self.version + 1} is not finite ({what}). It was not published and no "
+            f"checkpoint holds it. Look at the saved batch; a lower algorithm.learning_rate or "
+            f"normalised observations are the usual cure.",
+            self._taken,
+        )
+        self._skips += 1
+        if before is None or self._skips > MOST_SKIPS:
+            raise error
+        self._trainer.load_state(before)
+        error.batch = copy.deepcopy(self._taken)  # its slots are about to be given back
+        self.skipped = error
+        return {}

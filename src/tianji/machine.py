@@ -98,30 +98,53 @@ def _cgroup_memory(
     root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")
 ) -> int | None:
     """The least that is left in this process's control group and in those around it."""
+    left = []
+    for folder, first in _cgroups(root, mine):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        if not first:
+            names = ("memory.max", "memory.current")
+        try:
+            most, used = ((folder / name).read_text().strip() for name in names)
+        except OSError:
+            continue  # in a container the outer groups are not there to see
+        if most.isdigit():
+            left.append(int(most) - int(used))
+    return min(left, default=None)
+
+
+def oom_kills(root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int:
+    """Processes that were killed for lack of memory so far, in this process's control group and in
+    those around it; 0 where that is not told."""
+    kills = 0
+    for folder, first in _cgroups(root, mine):
+        try:
+            lines = (folder / ("memory.oom_control" if first else "memory.events")).read_text()
+        except OSError:
+            continue
+        counts = dict(line.split()[:2] for line in lines.splitlines() if len(line.split()) == 2)
+        kills = max(kills, int(counts.get("oom_kill", 0)))
+    return kills
+
+
+def _cgroups(root: Path, mine: Path) -> list[tuple[Path, bool]]:
+    """This process's control group for memory and those around it, innermost first, in each
+    hierarchy; True: of the first version."""
     try:
         lines = mine.read_text().splitlines()
     except OSError:
-        return None
-    left = []
+        return []
+    found = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
         top = root if controllers == "" else root / "memory"
-        names = ("memory.max", "memory.current")
-        if controllers:
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         inside = top / path.strip("/")
         for folder in [inside, *inside.parents]:
             if top not in (folder, *folder.parents):
                 break
-            try:
-                most, used = ((folder / name).read_text().strip() for name in names)
-            except OSError:
-                continue  # in a container the outer groups are not there to see
-            if most.isdigit():
-                left.append(int(most) - int(used))
-    return min(left, default=None)
+            found.append((folder, controllers != ""))
+    return found
 
 
 def commit() -> str | None:

@@ -6,12 +6,15 @@ import datetime
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tianji.fault import Fault
+from tianji.folder import FAULTS
 from tianji.histogram import Histogram
 from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
@@ -21,6 +24,15 @@ from tianji.view.status import Staleness, Status, View, duration, human, number
 from tianji.watch import Episodes, mean_of
 
 COUNTS = ("version", "produced", "received", "consumed", "filtered")
+
+COUNTED = {
+    "env": "env_restarts",
+    "role": "restarts",
+    "run": "recoveries",
+    "update": "updates_skipped",
+    "disk": "disk",
+}
+"""what a kind of fault is counted as"""
 
 Util = Mapping[str, float]
 """Shares of a role's time, 0 to 1, by "role/kind"."""
@@ -50,6 +62,7 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = Appender(folder / "log.txt")
         self._rows = Appender(folder / "metrics.jsonl")
+        self._faults = Appender(folder / FAULTS)
         self._board = Board(folder / "tb")
         drop_torn_line(folder / "metrics.jsonl")
         self._elapsed_before = 0.0
@@ -60,6 +73,9 @@ class Recorder:
         self._curve = Curve()
         self._recent, self._whole = Tally(), Histogram()
         self._util: Util = {}
+        self.faults: Counter[str] = Counter()
+        """how often something went wrong, by what was done about it"""
+        self._traced: set[str] = set()
         self._trouble_said = False
         self._closed = False
         if unknown := self._limits.keys() - self._counts().keys():
@@ -131,6 +147,20 @@ class Recorder:
         self._view.line(text)
         self.log(text)
 
+    def fault(self, fault: Fault) -> None:
+        """Something went wrong: a line to the faults, the log and the view; a traceback once."""
+        self.faults[COUNTED[fault.kind]] += 1
+        self.faults["episodes_aborted"] += fault.aborted
+        self.event(f"{fault.role}: {fault.cause}: {fault.action}")
+        if fault.traceback and (what := fault.exception or fault.cause) not in self._traced:
+            self._traced.add(what)
+            self.log(fault.traceback.rstrip())
+        when = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+        try:
+            self._faults.write(json.dumps({"time": when} | fault.tree()).encode() + b"\n")
+        except OSError as error:
+            self._say_trouble(error)
+
     def log(self, text: str) -> None:
         """A line to the log alone."""
         when = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -150,7 +180,7 @@ class Recorder:
             self._write_interval(now)
         self._view.show(self._status(self._base.rates(now, self._last), self._staleness()))
         self._due = math.inf
-        for file in (self._rows, self._board, self._log):
+        for file in (self._rows, self._board, self._log, self._faults):
             try:
                 file.close()
             except OSError as error:  # a network disk may find out only now that it is full
@@ -211,6 +241,7 @@ class Recorder:
             "return_best": self._return_best,
             "curve": np.array(self._curve.points, np.float64).reshape(-1, 2),
             "filtered": last.filtered,
+            "faults": dict(self.faults),
             "staleness": self._whole.plus(self._recent.staleness).state(),
         }
 
@@ -220,6 +251,7 @@ class Recorder:
         counts = (state[name] for name in COUNTS)
         self._last = only_counts(*counts)
         self.rows_lost = state["rows_lost"]
+        self.faults = Counter(state["faults"])
         returns, lengths = state["returns"].tolist(), state["lengths"].tolist()
         self._episodes.load(state["episodes"], returns, lengths)
         self._return_first, self._return_best = state["return_first"], state["return_best"]
@@ -297,6 +329,7 @@ class Recorder:
                 "staleness/filtered": last.filtered,
             }
         row |= {f"train/{name}": total / recent.uses[name] for name, total in recent.sums.items()}
+        row |= {f"faults/{name}": count for name, count in self.faults.items() if count}
         row |= {f"util/{name}": share for name, share in self._util.items()}
         self._write(last.received, last.version, row)
         self._whole = self._whole.plus(recent.staleness)

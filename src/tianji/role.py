@@ -44,9 +44,10 @@ class Role(Protocol):
 ROLES = ("actor", "buffer", "learner", "evaluator", "env", "eval_env", "init")
 
 
-def generator(seed: int, role: str, index: int = 0) -> np.random.Generator:
-    """The random generator that belongs to one role."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(ROLES.index(role), index))
+def generator(seed: int, role: str, index: int = 0, life: int = 0) -> np.random.Generator:
+    """The random generator that belongs to one role; after a restart, to its next life."""
+    lives = (life,) if life else ()
+    sequence = np.random.SeedSequence(seed, spawn_key=(ROLES.index(role), index, *lives))
     return np.random.Generator(np.random.PCG64DXSM(sequence))
 
 

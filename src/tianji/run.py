@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import shlex
@@ -16,10 +17,20 @@ from typing import Any
 
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_config
-from tianji.engines.engine import Engine, Evaluated, Event, has_store
+from tianji.engines.engine import (
+    Engine,
+    Evaluated,
+    Event,
+    Faulted,
+    HostFailed,
+    advance,
+    has_store,
+)
 from tianji.engines.server import ForkServer
 from tianji.errors import Failure, Refusal
+from tianji.fault import Budget, Fault
 from tianji.folder import (
+    NONFINITE,
     find_run,
     locked,
     make_folder,
@@ -41,8 +52,6 @@ from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
-SETTLE = 5.0
-"""seconds in which a run that was told to end must come to rest, to be saved as a whole"""
 RESCUE = 3.0
 """seconds in which a learner must come to rest after another role's failure, to be saved"""
 
@@ -75,19 +84,17 @@ def _train(
     age: Callable[[], float],
     server: ForkServer | None,
 ) -> Result:
-    with _engine(resolved, server) as engine:
+    with contextlib.closing(_Engines(resolved, server)) as engines:
+        engines.make()
         folder = make_folder(folder, named, resolved)
         with locked(folder):
-            running = _Run(resolved, folder, engine, view, age)
+            running = _Run(resolved, folder, engines, view, age)
             try:
-                engine.start(folder)
+                return running.go()
             except Refusal:
-                shutil.rmtree(folder)
+                if running.refused:
+                    shutil.rmtree(folder)
                 raise
-            except BaseException as error:
-                running.fail(error)
-                raise
-            return running.go()
 
 
 def resume(
@@ -126,15 +133,10 @@ def _go_on(
     age: Callable[[], float],
     server: ForkServer | None,
 ) -> Result:
-    with _engine(config, server) as engine:
-        going_on = _Run(config, folder, engine, view, age)
+    with contextlib.closing(_Engines(config, server)) as engines:
+        engines.make()
+        going_on = _Run(config, folder, engines, view, age)
         going_on.restore(checkpoint)
-        try:
-            engine.start(folder)
-        except BaseException as error:
-            going_on.fail(error)
-            raise
-        rewrite_config(folder, config)
         return going_on.go()
 
 
@@ -157,27 +159,50 @@ def _server(
         yield server
 
 
-@contextlib.contextmanager
-def _engine(config: Config, server: ForkServer | None) -> Iterator[Engine]:
-    """The engine that the config names, closed in the end."""
-    prepare_torch(config)
-    try:
-        engine: Engine
-        if server is not None:
+class _Engines:
+    """The engine that the config names, and another one in its place where it can go no further."""
+
+    def __init__(self, config: Config, server: ForkServer | None) -> None:
+        self._config = config
+        self._server = server
+        self._engine: Engine | None = None
+        self._closing = contextlib.ExitStack()
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def make(self) -> Engine:
+        if self._engine is not None:
+            self._engine.kill()
+            self._engine.close()
+            self._engine = None
+        if self._server is not None and self._server.process.poll() is not None:
+            self._server = self._closing.enter_context(contextlib.closing(ForkServer()))
+        prepare_torch(self._config)
+        try:
+            self._engine = self._new()
+        except MemoryError as error:
+            raise Refusal(
+                f"the run does not fit in memory: {error}. Lower scale.envs_per_actor, "
+                f"scale.rollout_length, algorithm.capacity or network.hidden."
+            ) from error
+        return self._engine
+
+    def _new(self) -> Engine:
+        if self._server is not None:
             from tianji.engines.local import LocalEngine
 
-            engine = LocalEngine(config, server)
-        else:
-            from tianji.engines.serial import SerialEngine
+            return LocalEngine(self._config, self._server)
+        from tianji.engines.serial import SerialEngine
 
-            engine = SerialEngine(config)
-    except MemoryError as error:
-        raise Refusal(
-            f"the run does not fit in memory: {error}. Lower scale.envs_per_actor, "
-            f"scale.rollout_length, algorithm.capacity or network.hidden."
-        ) from error
-    with contextlib.closing(engine):
-        yield engine
+        return SerialEngine(self._config)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._engine is not None:
+                self._engine.close()
 
 
 def prepare_torch(config: Config) -> None:
@@ -192,15 +217,33 @@ def prepare_torch(config: Config) -> None:
     torch.set_num_threads(config.scale.cores)
 
 
+class EnvFailed(Failure):
+    """Envs raised too often."""
+
+    def __init__(self, fault: Fault, budget: Budget) -> None:
+        super().__init__(
+            f"{fault.role} failed: {fault.cause}. Envs may be built anew {budget} "
+            f"(faults.env_restarts), and that was spent. What was learnt so far is saved; the "
+            f"traceback is in the run's log."
+        )
+        self.fault = fault
+
+
 class _Run:
     """One process's part of a run."""
 
     def __init__(
-        self, config: Config, folder: Path, engine: Engine, view: View, age: Callable[[], float]
+        self,
+        config: Config,
+        folder: Path,
+        engines: _Engines,
+        view: View,
+        age: Callable[[], float],
     ) -> None:
         self._config = config
         self._folder = folder
-        self._engine = engine
+        self._engines = engines
+        self._engine = engines.engine
         self._view = view
         self._age = age
         self._limits = limits(config)
@@ -208,6 +251,9 @@ class _Run:
         self._checkpoints = Checkpoints(
             folder / "checkpoints", config.checkpoint.keep, config.identity()
         )
+        faults = config.faults
+        self._recoveries = Budget(faults.recoveries, faults.window)
+        self._env_restarts = Budget(faults.env_restarts, faults.window)
         self._restored: dict[str, State] | None = None
         self._signal: int | None = None
         self._stop: str | None = None
@@ -217,7 +263,9 @@ class _Run:
         self._evaluated: float | None = None
         """mean return of the last evaluation"""
         self._start_s = 0.0
-        self._unsaved = 0
+        self._unsaved = self._lost = 0
+        self.refused = False
+        """did it end before anything was done that is worth keeping?"""
 
     def restore(self, checkpoint: str) -> None:
         """Go on from a checkpoint."""
@@ -245,16 +293,33 @@ class _Run:
             ending.callback(self._view.end)
             ending.callback(self._recorder.close)
             try:
-                self._begin()
                 with Signals(self._caught):
-                    status, reason = self._loop()
-                    self._save()
+                    self._start()
+                    self._begin()
+                    status, reason = self._until_end()
                 result = self._result(status, reason)
             except BaseException as error:
-                self.fail(error)
+                if not self.refused:
+                    self.fail(error)
                 raise
             write_json(self._folder / "result.json", result.tree())
         return result
+
+    def _start(self) -> None:
+        """Start all roles; one that dies meanwhile is a reason to try again."""
+        while True:
+            try:
+                self._engine.start(self._folder)
+                break
+            except HostFailed as error:
+                self._spend_recovery(error)
+                self._recorder.fault(error.fault.then("started anew"))
+                self._engine = self._engines.make()
+            except Refusal:
+                self.refused = self._resumed is None
+                raise
+        if self._resumed is not None:
+            rewrite_config(self._folder, self._config)
 
     def _begin(self) -> None:
         self._engine.begin(self._restored)
@@ -265,6 +330,61 @@ class _Run:
             assert self._restored is not None
             version = self._restored["trainer"]["version"]
             self._recorder.event(f"resumed at update {version}: {self._resumed}")
+
+    def _until_end(self) -> tuple[str, str]:
+        """How it ended, and why, once that is saved. What the roles cannot go on without is begun
+        anew from what was learnt."""
+        while True:
+            try:
+                ended = self._loop()
+                self._save()
+                return ended
+            except (HostFailed, NonFinite) as error:
+                self._recover(error)
+
+    def _recover(self, error: HostFailed | NonFinite) -> None:
+        """Go on from what the learner knows, where it is alive, else from the last checkpoint."""
+        self._spend_recovery(error)
+        fault = _fault_of(error)
+        parts, source = None, "where the learner was"
+        if fault.role != "learner":
+            parts = self._engine.rescue(RESCUE)
+            for event in self._engine.heard():
+                self._note(event)
+        if parts is None:
+            parts, source = self._newest_checkpoint()
+        self._engine = self._engines.make()
+        self._engine.start(self._folder)
+        if parts is None:
+            parts = self._engine.parts(-1)
+        on_policy = self._config.algorithm.on_policy
+        lost = advance(parts, self._recorder.state(), on_policy)
+        self._lost += lost
+        self._engine.begin(parts)
+        self._save_due = False
+        self._recorder.fault(
+            dataclasses.replace(
+                fault, kind="run", action=f"went on from {source}, {lost} updates were lost"
+            )
+        )
+
+    def _spend_recovery(self, error: HostFailed | NonFinite) -> None:
+        """Is it worth while to go on after this? Else it is raised."""
+        rollback = _nonfinite(error) and self._config.faults.nonfinite == "rollback"
+        if not rollback and (isinstance(error, NonFinite) or error.final):
+            raise error
+        if not self._recoveries.spend():
+            error.args = (f"{error} (it was begun anew {self._recoveries}: faults.recoveries)",)
+            raise error
+
+    def _newest_checkpoint(self) -> tuple[dict[str, State] | None, str]:
+        """The parts of the newest checkpoint that is intact, and its name."""
+        for path in reversed(self._checkpoints.list()):
+            try:
+                return dict(self._checkpoints.load(path.name).parts), f"checkpoint {path.name}"
+            except Refusal as error:
+                self._recorder.event(str(error))
+        return None, "the beginning, as there is no checkpoint"
 
     def _loop(self) -> tuple[str, str]:
         """Until a stop condition holds or a signal comes, and all is at rest."""
@@ -279,12 +399,18 @@ class _Run:
             if self._signal is not None or (self._stop is not None and not evaluates):
                 hopeful = engine.settle()
                 asked = min(asked, time.monotonic())
-                if engine.settled or not hopeful or time.monotonic() - asked > SETTLE:
+                late = time.monotonic() - asked > self._config.faults.grace
+                if engine.settled or not hopeful or late:
                     return self._ended()
-            elif self._save_due and engine.settled and (engine.beside or not engine.evaluating):
+            elif self._save_due and self._can_save():
                 self._save_due = False
                 self._save()
                 engine.go_on()
+
+    def _can_save(self) -> bool:
+        engine = self._engine
+        rests = engine.settled or engine.stuck
+        return rests and (engine.beside or not engine.evaluating)
 
     def _ended(self) -> tuple[str, str]:
         if self._stop is not None:
@@ -299,6 +425,11 @@ class _Run:
             returns, lengths = (event.episodes[k].tolist() for k in ("return", "length"))
             self._recorder.evaluation(event.steps, event.version, returns, lengths)
             self._evaluated = sum(returns) / len(returns)
+            return
+        if isinstance(event, Faulted):
+            self._recorder.fault(event.fault)
+            if event.fault.kind == "env" and not self._env_restarts.spend():
+                raise EnvFailed(event.fault, self._env_restarts)
             return
         if not isinstance(event.report, Tally):
             self._recorder.update(event.report)
@@ -356,6 +487,9 @@ class _Run:
         notes = {"rows_lost": summary["rows_lost"]} if "rows_lost" in summary else {}
         if self._unsaved:
             notes["checkpoints_not_saved"] = self._unsaved
+        notes |= {name: count for name, count in self._recorder.faults.items() if count}
+        if self._recorder.faults["recoveries"]:
+            notes["updates_lost"] = self._lost
         return Result(
             status=status,
             run_dir=str(self._folder),
@@ -401,13 +535,14 @@ class _Run:
 
     def fail(self, error: BaseException) -> None:
         """Leave behind what is needed to understand a failure, and what was learnt before it."""
-        trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
-        self._recorder.log(f"failed: {error}\n{trace.rstrip()}")
+        fault = _fault_of(error)
+        self._recorder.log(f"failed: {error}\n{fault.traceback.rstrip()}")
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        failure = {"status": status, "error": type(error).__name__, "message": str(error)}
-        write_json(self._folder / "result.json", failure | {"run_dir": str(self._folder)})
+        about: State = {"status": status, "error": type(error).__name__, "message": str(error)}
+        about |= {"run_dir": str(self._folder), "failure": fault.then("the run ended").tree()}
+        write_json(self._folder / "result.json", about)
         if isinstance(error, NonFinite):
-            path = self._folder / "nonfinite_batch.safetensors"
+            path = self._folder / NONFINITE
             if save_batch(path, error.batch):
                 self._recorder.event(f"the batch is saved in {path}")
         elif isinstance(error, Failure):
@@ -419,6 +554,25 @@ class _Run:
             self._engine.kill()
             raise KeyboardInterrupt
         self._signal = number
+
+
+def _fault_of(error: BaseException) -> Fault:
+    """What a run that cannot go on says of why."""
+    if isinstance(error, HostFailed | EnvFailed):
+        return error.fault
+    return Fault(
+        role="learner" if isinstance(error, NonFinite) else "launcher",
+        cause=str(error),
+        pid=os.getpid(),
+        exception=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _nonfinite(error: HostFailed | NonFinite) -> bool:
+    """Is an update that is NaN or infinite the reason?"""
+    named = isinstance(error, HostFailed) and (error.fault.exception or "")
+    return isinstance(error, NonFinite) or str(named).startswith(NonFinite.__name__)
 
 
 def _since_now() -> Callable[[], float]:

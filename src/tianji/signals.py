@@ -10,7 +10,8 @@ from typing import Any
 
 
 class Signals:
-    """Ctrl-C, SIGTERM and SIGUSR1 call `caught` instead of killing, where handlers can be set."""
+    """Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP call `caught` instead of killing, where handlers can be
+    set; one that is ignored, as under nohup, stays so."""
 
     def __init__(self, caught: Callable[[int], None]) -> None:
         self._caught = caught
@@ -19,8 +20,9 @@ class Signals:
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            self._before[number] = signal.signal(number, self._handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():

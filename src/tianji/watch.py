@@ -78,6 +78,8 @@ class Watch:
         self._stop_name = config.stop.when
         self._evaluate = _trigger(config.eval.every, config.eval.when)
         self._save = _trigger(config.checkpoint.every, config.checkpoint.when)
+        self._save_seconds = config.checkpoint.seconds or math.inf
+        self._saved = elapsed
 
     @property
     def seconds(self) -> float:
@@ -90,11 +92,11 @@ class Watch:
         before, self.counts = self.counts, self._counts(report.received, report.version)
         if before.updates == report.version:  # nothing was learnt: only the end may be near
             return Due(stop=self.ended(before))
-        return Due(
-            stop=self.ended(before),
-            evaluate=self._evaluate(before, self.counts),
-            save=self._save(before, self.counts),
-        )
+        late = self.counts.seconds - self._saved >= self._save_seconds
+        save = self._save(before, self.counts) or late
+        if save:
+            self._saved = self.counts.seconds
+        return Due(stop=self.ended(before), evaluate=self._evaluate(before, self.counts), save=save)
 
     def ended(self, before: Counts) -> str | None:
         """The reason to stop now, if there is one."""
@@ -110,6 +112,7 @@ class Watch:
         self._episodes.load(recorded["episodes"], returns, lengths)
         self._started = self._clock() - recorded["elapsed"]
         self.counts = self._counts(recorded["received"], recorded["version"])
+        self._saved = recorded["elapsed"]
 
     def _counts(self, steps: int, updates: int) -> Counts:
         episodes = self._episodes

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from tianji.build import Topology
 from tianji.channel import Channel
+from tianji.errors import Failure
+from tianji.fault import Fault
 from tianji.role import State
 from tianji.tally import Tally
 from tianji.types import Array, Report
@@ -31,7 +35,29 @@ class Evaluated(NamedTuple):
     """EPISODE records"""
 
 
-Event = Updated | Evaluated
+class Faulted(NamedTuple):
+    """Something went wrong, and the run goes on."""
+
+    fault: Fault
+
+
+Event = Updated | Evaluated | Faulted
+
+
+class HostFailed(Failure):
+    """A host raised or died, and the roles cannot go on without it; the message names it and says
+    why."""
+
+    def __init__(self, fault: Fault, also: str, final: bool) -> None:
+        """`final`: beginning anew would not help, or was tried often enough."""
+        tail = (
+            ""
+            if fault.exception or not fault.traceback
+            else f"; the last it wrote:\n{fault.traceback}"
+        )
+        super().__init__(f"{fault.role} failed: {fault.cause}{also}{tail}")
+        self.fault = fault
+        self.final = final
 
 
 class Engine(Protocol):
@@ -54,6 +80,10 @@ class Engine(Protocol):
     @property
     def settled(self) -> bool:
         """Does everything rest, between two updates?"""
+
+    @property
+    def stuck(self) -> bool:
+        """Does the learner rest, and somebody else has not come to rest in time?"""
 
     def start(self, folder: Path) -> None:
         """Make everything ready that may still be refused; hosts keep their logs in the folder."""
@@ -128,6 +158,45 @@ def gather(
     return parts
 
 
+def advance(parts: dict[str, State], recorded: State, on_policy: bool) -> int:
+    """Let a checkpoint's parts go on from where the run was when it lost a role, by the recorder's
+    state: counts never run backwards. How many updates were lost with it.
+
+    The account of grants moves by as many updates as the version, or it would let production burst
+    ahead. Rollouts of an on-policy run are left out: they would be too stale now.
+    """
+    learner, run = parts["trainer"], parts["run"]
+    lost = max(0, int(recorded["version"]) - int(learner["version"]))
+    buffer = run["buffer"]
+    learner |= {
+        "version": learner["version"] + lost,
+        "consumed": recorded["consumed"],
+        "received": recorded["received"],
+    }
+    parts["policy"]["version"] = learner["version"]
+    buffer |= {"received": recorded["received"], "filtered": recorded["filtered"]}
+    missing = max(0, recorded["produced"] - sum(buffer["produced"]))
+    buffer["produced"][0] += missing
+    run["actors"][0]["produced"] += missing
+    run["recorder"] = recorded
+    if on_policy or buffer["lanes"] is None:
+        parts.pop("store", None)
+        return lost
+    batches = dict(parts["store"]["batches"])
+    counts = [recorded[name] for name in ("produced", "received", "filtered")]
+    batches["counts"] = batches["counts"].copy()
+    np.maximum(batches["counts"][:, :3], counts, out=batches["counts"][:, :3])
+    parts["store"]["batches"] = batches
+    if lost:
+        buffer["base"] += lost
+        buffer["expected"] = [[lane, update + lost] for lane, update in buffer["expected"]]
+        for channel in (*buffer["lanes"], learner["batches"]):
+            channel["tag"] += lost
+            for kind in ("granted", "pushed"):
+                channel[kind] = [[slot, tag + lost] for slot, tag in channel[kind]]
+    return lost
+
+
 def used_bytes(buffer: State, lanes: Iterable[Channel]) -> int:
     """What the rollouts of a checkpoint would take."""
     return sum(
@@ -150,6 +219,8 @@ def scatter(
     else:
         buffer |= {"store": None, "lanes": None, "version": learner["version"]}
         learner["batches"] = None
+        for state in actors:  # what they had half made lay there
+            state.pop("env", None)
     states = {f"actor-{i}": state for i, state in enumerate(actors)}
     return states | {"buffer": buffer, "learner": learner}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import mmap
 import os
+import signal
 import socket
 import sys
 import time
@@ -20,6 +22,7 @@ import tianji.algorithms.dqn
 import tianji.algorithms.ppo
 import tianji.envs.gymnasium
 import tianji.envs.toy  # noqa: F401
+from tianji import actor, evaluator
 from tianji.actor import SIMULATE, Actor
 from tianji.buffer import Buffer
 from tianji.build import Topology, make_spec, topology
@@ -28,22 +31,24 @@ from tianji.config import load_config
 from tianji.driver import Forever
 from tianji.engines import wire
 from tianji.engines.forkserver import leave_signals_to_launcher
+from tianji.engines.hosts import BEAT, SEED, STEP
 from tianji.env import EnvSpec
 from tianji.errors import Failure, Refusal
 from tianji.evaluator import EVALUATED, Evaluator
-from tianji.folder import ARRIVALS, save_batch
+from tianji.fault import Fault
+from tianji.folder import ARRIVALS, NONFINITE, save_batch, skipped
 from tianji.learner import UPDATE, Learner, NonFinite
 from tianji.role import Did, Role, State
+from tianji.rows import Appender
 from tianji.tally import Tally
 from tianji.transports.shm import Shm
-from tianji.types import sha256
+from tianji.types import Array, sha256
 from tianji.watch import Watch
 
 TELL = 0.25
 """seconds between two words of how a host is"""
 TELL_UPDATES = 0.1
 """seconds between two words of what the learner did"""
-NONFINITE = "nonfinite_batch.safetensors"
 
 
 def main(request: State, fds: list[int]) -> NoReturn:
@@ -65,18 +70,18 @@ def main(request: State, fds: list[int]) -> NoReturn:
             save_batch(Path(request["folder"]) / NONFINITE, error.batch)
         kind = "refused" if isinstance(error, Refusal) else "failed"
         expected = isinstance(error, Failure | Refusal)
+        exception = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        fault = Fault(
+            role=request["role"],
+            cause=str(error) if expected else exception,
+            pid=os.getpid(),
+            exception=exception,
+            traceback=trace,
+        )
+        about = {"fault": fault.tree(), "message": fault.cause, "expected": expected}
         with contextlib.suppress(OSError):
-            wire.send(
-                line,
-                kind,
-                {
-                    "role": request["role"],
-                    "type": type(error).__name__,
-                    "message": str(error) if expected else f"{type(error).__name__}: {error}",
-                    "traceback": "".join(traceback.format_exception(error)),
-                    "at": time.monotonic(),
-                },
-            )
+            wire.send(line, kind, about)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -92,6 +97,7 @@ def _prepare(request: State) -> None:
         os.dup2(fd, stream)
     os.close(fd)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the launcher asks where it hangs
     if request["cores"]:
         os.sched_setaffinity(0, request["cores"])
     torch.set_num_threads(request["threads"])
@@ -104,10 +110,11 @@ class Host:
         self._name: str = request["role"]
         self._line = line
         self._folder = Path(request["folder"])
-        board = mmap.mmap(fds[0], os.fstat(fds[0]).st_size, prot=mmap.PROT_READ)
+        board = mmap.mmap(fds[0], os.fstat(fds[0]).st_size)
         os.close(fds[0])
-        self._commands = memoryview(board).cast("q")
-        """how many messages the launcher has sent to each host: a look is cheaper than a read"""
+        self._board = memoryview(board).cast("q")
+        """how many messages the launcher has sent to each host, as a look is cheaper than a read;
+        and behind that, how far the host is"""
         self._place: int = request["place"]
         self._heard = 0
         # This host may be tied to fewer cores than the learner has.
@@ -116,7 +123,8 @@ class Host:
         self._transport = Shm.unpack(request["table"], fds[1:])
         self._transport.also(line.fileno())
         joined = topology(config, spec=make_spec(config, EnvSpec.of(request["env"])))
-        self._role: Role = _make(self._name, joined, self._transport)
+        self._joined = joined
+        self._role: Role = _make(self._name, joined, self._transport, request["life"])
         self._driver = Forever([self._role], self._transport.wait)
         self._config = config
         self._watch: Watch | None = None
@@ -124,22 +132,28 @@ class Host:
         self._resting = True
         self._settling = self._stopping = False
         self._told = self._told_updates = time.perf_counter()
-        self._going = self._simulated = False
+        self._going = self._simulated = self._disk_said = False
+        self._arrivals = Appender(self._folder / ARRIVALS)
         wire.send(line, "ready", {"role": self._name})
 
     def run(self) -> None:
+        board, place = self._board, self._place
+        beats = 0
         while not self._stopping:
-            if self._resting or self._commands[self._place] > self._heard:
+            if self._resting or board[place] > self._heard:
                 self._listen()
                 continue
             did = self._driver.step()
+            beats += 1
+            board[place + BEAT] = beats
             if did is UPDATE:
                 self._after_update()
+            elif did is SIMULATE:
+                self._after_simulation()
             elif did is EVALUATED:
                 self._after_evaluation()
-            elif did is SIMULATE and not self._simulated:
-                self._simulated = True
-                self._say("first", {})
+            elif did is actor.REBUILD or did is evaluator.REBUILD:
+                self._after_rebuild()
             if self._settling and self._settled():
                 self._rest("settled")
             if self._driver.now - self._told > TELL:
@@ -169,6 +183,11 @@ class Host:
                 self._rest("paused")
             case "state":
                 self._say("state", self._state())
+            case "renew":
+                self._renew(content, message.fds)
+            case "follow":
+                if isinstance(self._role, Actor):
+                    self._role.follow(content["produced"], content["seq"])
             case "stop":
                 self._stopping = True
         self._driver.spent("wait_checkpoint" if self._resting else "tell")
@@ -178,6 +197,15 @@ class Host:
         if isinstance(self._role, Learner):
             self._watch = Watch(self._config)
             self._watch.load_state(states["recorder"])
+
+    def _renew(self, content: State, fds: list[int]) -> None:
+        """The role at the other end of a channel died, and another one takes its place."""
+        role, index = content["role"], int(content["role"].partition("-")[2] or 0)
+        about = {"role": role, "renewals": content["renewals"]}
+        if isinstance(self._role, Buffer):
+            about["produced"], about["seq"] = self._role.lost(index)
+        self._transport.replace(content["table"], fds)
+        self._say("renewed", about)
 
     def _go(self, content: State) -> None:
         if isinstance(self._role, Learner) and self._watch is None:
@@ -196,6 +224,23 @@ class Host:
     def _settled(self) -> bool:
         return not isinstance(self._role, Learner) or self._role.between_batches
 
+    def _after_simulation(self) -> None:
+        role = self._role
+        assert isinstance(role, Actor)
+        self._board[self._place + STEP] = role.steps
+        if not self._simulated:
+            self._simulated = True
+            self._board[self._place + SEED] = role.seed
+            self._say("first", {})
+
+    def _after_rebuild(self) -> None:
+        role = self._role
+        assert isinstance(role, Actor | Evaluator)
+        assert role.fault is not None
+        if isinstance(role, Actor):
+            self._board[self._place + STEP], self._board[self._place + SEED] = 0, role.seed
+        self._say("fault", dataclasses.replace(role.fault, pid=os.getpid()).tree())
+
     def _after_update(self) -> None:
         learner, watch = self._role, self._watch
         assert isinstance(learner, Learner)
@@ -203,6 +248,8 @@ class Host:
         assert learner.report is not None
         due = watch.note(learner.report)
         self._tally.add(learner.report)
+        if learner.skipped is not None:
+            self._say("fault", skipped(learner.skipped, self._folder, os.getpid()).tree())
         if due:
             self._tell_updates(due.stop, due.save, due.evaluate)
         if due.evaluate:  # after the launcher was told: the evaluator could be done before
@@ -237,14 +284,22 @@ class Host:
         elif isinstance(role, Buffer):
             about |= {"received": role.received, "filling": role.filling}
             about |= {"produced": role.produced, "filtered": role.filtered}
-            arrived = role.arrivals()
-            if len(arrived):
-                with (self._folder / ARRIVALS).open("ab") as file:
-                    file.write(arrived.tobytes())
+            self._keep(role.arrivals())
         elif isinstance(role, Learner) and self._tally.last is not None:
             self._tell_updates(None, False, False)
         self._say("status", about)
         self._told = self._driver.now
+
+    def _keep(self, arrived: Array) -> None:
+        """Write down what arrived; a disk that is full is said once and stops nothing."""
+        try:
+            if len(arrived):
+                self._arrivals.write(arrived.tobytes())
+        except OSError as error:
+            if not self._disk_said:
+                self._disk_said = True
+                words = f"{self._arrivals.path} is not complete: {error}"
+                self._say("fault", Fault(self._name, words, "disk", action="goes on").tree())
 
     def _state(self) -> State:
         state: State = {"role": self._role.state()}
@@ -257,11 +312,11 @@ class Host:
         wire.send(self._line, kind, content)
 
 
-def _make(name: str, joined: Topology, transport: Shm) -> Role:
+def _make(name: str, joined: Topology, transport: Shm, life: int) -> Role:
     kind, _, index = name.partition("-")
     match kind:
         case "actor":
-            return joined.actor(int(index), transport)
+            return joined.actor(int(index), transport, life)
         case "buffer":
             return joined.buffer(transport)
         case "learner":

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import mmap
 import os
-import select
-import signal
-import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from tianji.build import EVALUATIONS, SNAPSHOTS, Topology, topology
 from tianji.config import Config
-from tianji.engines import wire
 from tianji.engines.engine import (
     Evaluated,
     Event,
+    Faulted,
+    HostFailed,
     Updated,
     gather,
     scatter,
     shares_of,
 )
+from tianji.engines.hosts import Died, Heard, Host, Hosts
 from tianji.engines.server import ForkServer
 from tianji.errors import Failure, Refusal
-from tianji.folder import HOSTS
-from tianji.machine import cores, process_started
-from tianji.plan import Placement, placements
+from tianji.fault import Budget, Fault, parse
+from tianji.machine import cores
+from tianji.plan import placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
@@ -47,61 +43,19 @@ ANSWER = 60.0
 """seconds in which a host at rest must answer"""
 PAUSE = 1.0
 """seconds in which the other hosts must, or be done without"""
-GRACE = 2.0
-"""seconds that hosts have to end before they are killed"""
 CAUSE = 0.3
 """seconds after the first sign of trouble in which its cause may still come to light"""
+WATCH = 0.5
+"""seconds between two looks at who hangs"""
+BACKOFF = 0.25
+"""seconds that the second restart of a role waits, each further one twice as long"""
 
-
-class HostFailed(Failure):
-    """A host raised or died; the message names it and says why."""
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.trace = trace
-
-
-@dataclass
-class _Host:
-    """What is known of one process."""
-
-    placement: Placement
-    place: int
-    line: socket.socket
-    pid: int = -1
-    pidfd: int = -1
-    ready: bool = False
-    resting: bool = True
-    alive: bool = True
-    sent: int = 0
-    status: State = field(default_factory=dict)
-    seconds_before: dict[str, float] = field(default_factory=dict)
-    elapsed_before: float = 0.0
-    answer: State | None = None
-    code: int | None = None
-    rate: float = 0.0
-    counted: tuple[float, int] = (0.0, 0)
-
-    @property
-    def role(self) -> str:
-        return self.placement.role
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    """A sign that something is wrong."""
-
-    at: float
-    role: str
-    message: str
-    trace: str = ""
-    refused: bool = False
-    cause: bool = True
-    """False: more likely a consequence of something else"""
+REPLACED = ("actor", "evaluator")
+"""kinds of roles that can be begun anew while all others go on"""
 
 
 class LocalEngine:
-    """The launcher's side: it starts hosts, hears them, and ends them."""
+    """The launcher's side: it starts hosts, hears them, begins them anew and ends them."""
 
     beside = True
 
@@ -111,25 +65,29 @@ class LocalEngine:
         self.version = 0
         self._consumed = 0
         self.started = False
-        self.settled = False
         self._settling = False
         self._learner_rests = math.inf
         """since when, by the clock"""
         self._stopped = False
-        self._server_dead = False
-        self._hosts: dict[str, _Host] = {}
-        self._troubles: list[_Trouble] = []
+        self._going = False
+        self._died: list[Died] = []
+        self._restarts = {
+            kind: Budget(config.faults.restarts, config.faults.window) for kind in REPLACED
+        }
+        self._due: dict[str, float] = {}
+        """when roles whose process died are begun anew"""
+        self._following: dict[str, State] = {}
+        """what actors that take a dead one's place must know, once the buffer has said it"""
+        self._renewals = 0
         self._events: list[Event] = []
         self._shown: dict[int, int] = {}
         """steps received when versions were shown to the evaluator, which has not played yet"""
         self._sha256 = ""
         self._watch: Watch | None = None
-        self._table_due = 0.0
+        self._look_due = 0.0
         self._folder = Path()
-        self._server, self._server_line = server, server.line
-        self._epoll = select.epoll()
-        self._closing.callback(self._epoll.close)
-        self._epoll.register(server.line, select.EPOLLIN)
+        self._server = server
+        self._hosts: Hosts | None = None
         try:
             self.topology: Topology = topology(config)
             for env in self.topology.spare:
@@ -143,17 +101,29 @@ class LocalEngine:
     def evaluating(self) -> bool:
         return bool(self._shown)
 
+    @property
+    def settled(self) -> bool:
+        """A role that is being begun anew is not waited for."""
+        return self._learner_rests < math.inf and all(
+            host.resting or host.role in self._due for host in self._loop_hosts()
+        )
+
+    @property
+    def stuck(self) -> bool:
+        return not self.settled and time.monotonic() - self._learner_rests > PAUSE
+
     def start(self, folder: Path) -> None:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
         scale, mine = self._config.scale, sorted(os.sched_getaffinity(0))
         placed = placements(self.topology.role_names, mine, scale.cores, scale.pin)
-        self._board_fd, self._board = self._make_board(len(placed))
-        for place, placement in enumerate(placed):
-            self._fork(placement, place)
-        self._until(lambda: all(h.ready for h in self._hosts.values()), START, "start")
+        self._placed = {placement.role: placement for placement in placed}
+        self._hosts = Hosts(self._server, folder, len(placed))
+        for role in self._placed:
+            self._fork(role)
+        self._until(lambda: all(h.ready for h in self._all()), START, "start")
         self._transport.keep(())
-        self._write_table()
+        self._hosts.table_now()
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
         elapsed = 0.0
@@ -167,15 +137,17 @@ class LocalEngine:
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
+        self._going = True
         self._go(elapsed)
 
     def turn(self) -> list[Event]:
         self._poll(TURN)
-        self._raise_trouble()
+        self._answer_deaths()
+        self._begin_anew()
         self._judge_clock()
-        if (now := time.monotonic()) >= self._table_due:
-            self._table_due = now + 1.0
-            self._write_table()
+        self._look_for_hangs()
+        assert self._hosts is not None
+        self._hosts.write_table()
         return self.heard()
 
     def heard(self) -> list[Event]:
@@ -193,17 +165,20 @@ class LocalEngine:
         self._go(self._watch.seconds)
 
     def parts(self, most_bytes: float) -> dict[str, State]:
-        asked = [h for h in self._hosts.values() if h.role != "evaluator"]
+        asked = [host for host in self._loop_hosts() if host.role not in self._due]
         answers = self._ask(asked, ANSWER)
         if len(answers) < len(asked):
-            self._raise_trouble()
+            self._answer_deaths()
+        for host in self._loop_hosts():
+            if host.role not in answers:
+                answers[host.role] = {"role": self._stand_in(host)}
         return self._gather(answers, most_bytes)
 
     def rescue(self, seconds: float) -> dict[str, State] | None:
-        learner = self._hosts.get("learner")
+        learner = self._host("learner")
         if learner is None or not learner.alive or not learner.ready:
             return None
-        others = [h for h in self._hosts.values() if h.role not in ("learner", "evaluator")]
+        others = [h for h in self._loop_hosts() if h.role != "learner"]
         self._settling = False
         self.settle()
         self._wait_for([learner], seconds)
@@ -220,9 +195,9 @@ class LocalEngine:
             return None
         if "learner" not in answers:
             return None
-        for role in self._hosts:
-            if role not in answers and role != "evaluator":
-                answers[role] = {"role": self._stand_in(role)}
+        for host in self._loop_hosts():
+            if host.role not in answers:
+                answers[host.role] = {"role": self._stand_in(host)}
         return self._gather(answers, -1)
 
     def networks_sha256(self) -> str:
@@ -231,56 +206,35 @@ class LocalEngine:
     def shares(self) -> dict[str, float]:
         """Actors share one account: the mean of theirs."""
         kinds: dict[str, list[dict[str, float]]] = {}
-        for host in self._hosts.values():
+        for host in self._all():
             seconds, before = host.status.get("seconds", {}), host.seconds_before
             elapsed, since = host.status.get("elapsed", 0.0), host.elapsed_before
             if elapsed > since:
                 host.seconds_before, host.elapsed_before = seconds, elapsed
                 spent = {key: value - before.get(key, 0.0) for key, value in seconds.items()}
                 shares = shares_of(spent, elapsed - since)
-                kinds.setdefault(host.role.split("-")[0], []).append(shares)
+                kinds.setdefault(host.kind, []).append(shares)
         return {key: value for found in kinds.values() for key, value in _mean(found).items()}
 
     def time(self) -> dict[str, dict[str, float]]:
         kinds: dict[str, list[dict[str, float]]] = {}
-        for host in self._hosts.values():
+        for host in self._all():
             if seconds := host.status.get("seconds"):
-                kind = host.role.split("-")[0]
                 shares = shares_of(seconds, host.status["elapsed"])
-                kinds.setdefault(kind, []).append(
+                kinds.setdefault(host.kind, []).append(
                     {key.partition("/")[2]: value for key, value in shares.items()}
                 )
         return {kind: _mean(found) for kind, found in kinds.items()}
 
     def close(self) -> None:
-        """Ask all hosts to end, then end them; nothing of the run is left."""
-        for host in self._hosts.values():
-            with contextlib.suppress(OSError):
-                self._send(host.role, "stop", {})
-        end = time.monotonic() + GRACE
-        for host in self._hosts.values():
-            if host.pidfd >= 0:
-                _readable(host.pidfd, end - time.monotonic())
-        for host in self._hosts.values():
-            if host.pidfd >= 0:
-                if not _readable(host.pidfd, 0):
-                    signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
-                    _readable(host.pidfd, GRACE)
-                os.close(host.pidfd)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(host.pid, signal.SIGKILL)  # processes that an env has left
-            host.line.close()
-        if self._hosts:
-            (self._folder / HOSTS).unlink(missing_ok=True)
-        self._hosts.clear()
+        if self._hosts is not None:
+            self._hosts.close()
+            self._hosts = None
         self._closing.close()
 
     def kill(self) -> None:
-        """End everything at once."""
-        for host in self._hosts.values():
-            if host.pidfd >= 0:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
+        if self._hosts is not None:
+            self._hosts.kill()
 
     def _open(self) -> Shm:
         """Every conduit of the topology: made here, so that it is refused here if it is too big."""
@@ -294,117 +248,54 @@ class LocalEngine:
             transport.open_newest(EVALUATIONS, joined.params_size, 1)
         return transport
 
-    def _make_board(self, hosts: int) -> tuple[int, memoryview]:
-        size = -(-hosts * 64 // mmap.PAGESIZE) * mmap.PAGESIZE
-        fd = os.memfd_create("board", os.MFD_CLOEXEC)
-        os.posix_fallocate(fd, 0, size)
-        self._closing.callback(os.close, fd)
-        board = mmap.mmap(fd, size)
-        whole = memoryview(board)
-        words = whole.cast("q")
-        for end in (board.close, whole.release, words.release):  # the last one first
-            self._closing.callback(end)
-        return fd, words
+    def _all(self) -> Iterable[Host]:
+        return [] if self._hosts is None else self._hosts.by_role.values()
 
-    def _fork(self, placement: Placement, place: int) -> None:
-        ours, theirs = wire.pair()
-        table, fds = self._transport.pack(self.topology.ends(placement.role))
+    def _host(self, role: str) -> Host | None:
+        return None if self._hosts is None else self._hosts.by_role.get(role)
+
+    def _loop_hosts(self) -> list[Host]:
+        """All but the evaluator, which is no part of the run's future."""
+        return [host for host in self._all() if host.kind != "evaluator"]
+
+    def _fork(self, role: str, life: int = 0) -> None:
+        assert self._hosts is not None
+        table, fds = self._transport.pack(self.topology.ends(role))
         request = {
-            "role": placement.role,
-            "place": 8 * place,
-            "cores": list(placement.cores),
-            "threads": placement.threads,
             "available": cores(),
             "config": self._config.tree(),
             "name": self._config.name,
             "env": self.topology.spec.env.tree(),
             "table": table,
-            "folder": str(self._folder.resolve()),
         }
-        wire.send(self._server_line, "fork", request, [theirs.fileno(), self._board_fd, *fds])
-        theirs.close()
-        ours.setblocking(False)
-        self._hosts[placement.role] = _Host(placement, place, ours)
-        self._epoll.register(ours, select.EPOLLIN)
+        self._hosts.fork(self._placed[role], request, fds, life)
 
     def _go(self, elapsed: float) -> None:
-        self.settled = self._settling = False
+        self._settling = False
         self._learner_rests = math.inf
-        for host in self._hosts.values():
-            host.resting = False
-            self._send(host.role, "go", {"elapsed": elapsed})
+        for host in self._all():
+            if host.role not in self._due:
+                host.resting = False
+                self._send(host.role, "go", {"elapsed": elapsed})
 
     def _send(self, role: str, kind: str, content: State) -> None:
-        host = self._hosts[role]
-        if not host.alive:
-            return
-        host.line.setblocking(True)
-        try:
-            wire.send(host.line, kind, content)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # it is dead, and will be found so
-        finally:
-            host.line.setblocking(False)
-        host.sent += 1
-        self._board[8 * host.place] = host.sent
+        assert self._hosts is not None
+        self._hosts.send(role, kind, content)
 
     def _poll(self, timeout: float) -> None:
-        lines = {host.line.fileno(): host for host in self._hosts.values() if host.alive}
-        pidfds = {host.pidfd: host for host in self._hosts.values() if host.pidfd >= 0}
-        dead = []
-        for fd, _ in self._epoll.poll(max(0.0, timeout)):
-            if fd == self._server_line.fileno():
-                self._hear_server()
-            elif fd in lines:
-                self._hear(lines[fd])
-            elif fd in pidfds:
-                dead.append(pidfds[fd])
-        for host in dead:
-            if host.alive:
-                self._hear(host)  # what it said last
-                self._bury(host)
+        assert self._hosts is not None
+        for event in self._hosts.poll(timeout):
+            if isinstance(event, Heard):
+                self._heard(event)
+            else:
+                self._died.append(event)
 
-    def _hear_server(self) -> None:
-        message = wire.receive(self._server_line)
-        if message is None:
-            if self._server_dead:
-                return
-            self._server_dead = True
-            self._epoll.unregister(self._server_line)
-            trouble = (
-                f"the process that hosts are forked from ended (code {self._server.process.wait()})"
-            )
-            self._troubles.append(_Trouble(time.monotonic(), "forkserver", trouble))
-            return
-        content = message.content
-        if message.kind == "forked":
-            host = self._hosts[content["role"]]
-            host.pid = content["pid"]
-            host.pidfd = os.pidfd_open(host.pid)
-            self._epoll.register(host.pidfd, select.EPOLLIN)
-        else:
-            for host in self._hosts.values():
-                if host.pid == content["pid"]:
-                    host.code = content["code"]
-
-    def _hear(self, host: _Host) -> None:
-        while host.alive:
-            try:
-                message = wire.receive(host.line)
-            except BlockingIOError:
-                return
-            finally:
-                host.line.setblocking(False)
-            if message is None:
-                with contextlib.suppress(FileNotFoundError):
-                    self._epoll.unregister(host.line)
-                return
-            self._heard(host, message.kind, message.content)
-
-    def _heard(self, host: _Host, kind: str, content: State) -> None:
+    def _heard(self, heard: Heard) -> None:
+        host, kind, content = heard
         match kind:
             case "ready":
                 host.ready = True
+                self._let_follow(host)
             case "first":
                 self.started = True
             case "status":
@@ -412,39 +303,35 @@ class LocalEngine:
             case "updated":
                 self._note_updates(content)
             case "evaluated":
-                self._hear(self._hosts["learner"])  # it has said which versions were shown
-                version = content["version"]
-                steps = self._shown.get(version, 0)
-                self._shown = {v: s for v, s in self._shown.items() if v > version}
-                self._events.append(Evaluated(version, steps, content["episodes"]))
+                self._note_evaluation(content)
             case "settled":
                 host.resting = True
-                self._learner_rests = time.monotonic()
-                for other in self._hosts.values():
-                    if other.role not in ("learner", "evaluator"):
+                self._learner_rests = min(self._learner_rests, time.monotonic())
+                for other in self._loop_hosts():
+                    if other.role != "learner" and not other.resting:
                         self._send(other.role, "pause", {})
             case "paused":
                 host.resting = True
-                self.settled = all(
-                    h.resting for h in self._hosts.values() if h.role != "evaluator" and h.alive
-                )
             case "state":
                 host.answer = content
+            case "renewed":
+                if content["renewals"] == self._renewals:
+                    self._following[content["role"]] = content
+                    new = self._host(content["role"])
+                    assert new is not None
+                    self._let_follow(new)
+            case "fault":
+                self._events.append(Faulted(parse(content)))
             case "failed" | "refused":
-                self._troubles.append(
-                    _Trouble(
-                        content["at"],
-                        host.role,
-                        content["message"],
-                        content["traceback"],
-                        refused=kind == "refused",
-                    )
-                )
+                if kind == "refused" and not self._going:
+                    raise Refusal(content["message"])
+                host.told = parse(content["fault"])
+                host.expected = content["expected"] and kind == "failed"
 
-    def _note_status(self, host: _Host, status: State) -> None:
+    def _note_status(self, host: Host, status: State) -> None:
         host.status = status
         produced = status.get("produced", 0)
-        if host.role.startswith("actor"):
+        if host.kind == "actor":
             now, (before, count) = time.monotonic(), host.counted
             if now - before >= 1.0:
                 host.rate = (produced - count) / (now - before) if before else 0.0
@@ -466,6 +353,16 @@ class LocalEngine:
         self._stopped = self._stopped or due.stop is not None
         self._events.append(Updated(tally, due))
 
+    def _note_evaluation(self, content: State) -> None:
+        assert self._hosts is not None
+        for event in self._hosts.hear("learner"):  # it has said which versions were shown
+            assert isinstance(event, Heard)
+            self._heard(event)
+        version = content["version"]
+        steps = self._shown.get(version, 0)
+        self._shown = {v: s for v, s in self._shown.items() if v > version}
+        self._events.append(Evaluated(version, steps, content["episodes"]))
+
     def _judge_clock(self) -> None:
         """The learner judges at its updates; where none comes, the time is up all the same."""
         limit = self._config.stop.seconds
@@ -475,66 +372,125 @@ class LocalEngine:
             self._stopped = True
             self._events.append(Updated(Tally(), Due(stop=f"seconds >= {limit:g}")))
 
-    def _bury(self, host: _Host) -> None:
-        host.alive = False
-        with contextlib.suppress(FileNotFoundError):
-            self._epoll.unregister(host.line)
-        self._epoll.unregister(host.pidfd)
-        end = time.monotonic() + 1.0
-        while host.code is None and not self._server_dead and time.monotonic() < end:
-            if _readable(self._server_line.fileno(), 0.1):
-                self._hear_server()
-        if any(t.role == host.role for t in self._troubles):
+    def _look_for_hangs(self) -> None:
+        """An actor or an evaluator that does not go on is ended, and then begun anew."""
+        assert self._hosts is not None
+        if (now := time.monotonic()) < self._look_due:
             return
-        how = f"ended with code {host.code}"
-        if host.code is not None and host.code < 0:
-            how = f"was killed by {signal.Signals(-host.code).name}"
-        message = f"its process (pid {host.pid}) {how}{self._tail(host.role)}"
-        cause = host.code != 0 and not self._server_dead  # hosts end with the server
-        self._troubles.append(_Trouble(time.monotonic(), host.role, message, cause=cause))
+        late, self._look_due = now - self._look_due > 10 * WATCH, now + WATCH
+        if late:  # this process was stopped, and the hosts perhaps with it
+            self._hosts.forgive()
+        for host, seconds in self._hosts.hanging(self._config.faults.hang):
+            if host.kind in REPLACED:
+                where = f"{self._folder / 'logs' / host.role}.log"
+                self._hosts.end(
+                    host,
+                    f"it hangs: no step ended for {seconds:.1f} s (faults.hang); its stack is in "
+                    f"{where}",
+                )
 
-    def _tail(self, role: str) -> str:
-        """The last lines that a host wrote, as part of a sentence."""
-        path = self._folder / "logs" / f"{role}.log"
-        try:
-            lines = path.read_text(errors="replace").strip().splitlines()[-20:]
-        except OSError:
-            return ""
-        return f"; the end of {path}:\n" + "\n".join(lines) if lines else ""
-
-    def _raise_trouble(self) -> None:
-        """The root cause first: the earliest sign that is not likely a consequence."""
-        if not self._troubles:
+    def _answer_deaths(self) -> None:
+        """Begin anew what can be; else the run cannot go on as it is: the root cause is told."""
+        if not self._died:
             return
-        end = time.monotonic() + (0.0 if self._troubles[0].refused else CAUSE)
-        while time.monotonic() < end:
-            self._poll(CAUSE / 10)
-        first = min(self._troubles, key=lambda t: (not t.cause, t.at))
-        others = sorted({t.role for t in self._troubles} - {first.role})
-        also = f" (then also: {', '.join(others)})" if others else ""
-        if first.refused:
-            raise Refusal(first.message)
-        raise HostFailed(f"{first.role} failed: {first.message}{also}", first.trace)
+        if any(not self._replaced(d) or _consequence(d) for d in self._died):
+            end = time.monotonic() + CAUSE
+            while time.monotonic() < end:
+                self._poll(CAUSE / 10)
+        died, self._died = self._died, []
+        grave = [d for d in died if not self._replaced(d)]
+        if grave:
+            first = min(grave, key=lambda d: (_consequence(d), died.index(d)))
+            others = sorted({d.fault.role for d in died} - {first.fault.role})
+            also = f" (then also: {', '.join(others)})" if others else ""
+            raise HostFailed(first.fault, also, final=first.fault.exception is not None)
+        for one in died:
+            assert one.host is not None
+            self._replace(one.host, one.fault)
+
+    def _replaced(self, died: Died) -> bool:
+        """Can the others go on while this one is begun anew?"""
+        return (
+            self._going
+            and died.host is not None
+            and died.host.kind in REPLACED
+            and not died.host.expected
+        )
+
+    def _replace(self, host: Host, fault: Fault) -> None:
+        budget = self._restarts[host.kind]
+        if not budget.spend():
+            spent = f" ({host.kind}s may be restarted {budget}: faults.restarts)"
+            raise HostFailed(fault, spent, final=True)
+        wait = BACKOFF * 2 ** (budget.recent - 2) if budget.recent > 1 else 0.0
+        self._due[host.role] = time.monotonic() + min(wait, 4.0)
+        host.resting, host.ready = True, False
+        self._events.append(Faulted(fault.then(f"{host.role} restarted")))
+        if host.kind == "actor":
+            self._renew(host.role)
+
+    def _renew(self, role: str) -> None:
+        """Give the living side of a dead role's channels new pipes, so that what was granted to it
+        can be granted again."""
+        assert self._hosts is not None
+        self._following.pop(role, None)
+        self._renewals += 1
+        for name, end in self._channels(role):
+            self._transport.renew(name)
+            table, fds = self._transport.pack([(name, OTHER[end])])
+            about = {"role": role, "table": table, "renewals": self._renewals}
+            self._hosts.send(self.topology.holder(name, OTHER[end]), "renew", about, fds)
+
+    def _channels(self, role: str) -> list[tuple[str, str]]:
+        return [(name, end) for name, end in self.topology.ends(role) if end in OTHER]
+
+    def _begin_anew(self) -> None:
+        assert self._hosts is not None
+        for role, due in self._due.items():
+            host = self._hosts.by_role[role]
+            if not host.alive and time.monotonic() >= due:
+                self._fork(role, host.life + 1)
+                for name, _ in self._channels(role):
+                    self._transport.let_go(name)
+                self._hosts.table_now()
+
+    def _let_follow(self, host: Host) -> None:
+        """A role that was begun anew goes on once it and the other side of its channels are
+        ready."""
+        if host.role not in self._due or not host.ready or not self._going:
+            return
+        if host.kind == "actor" and host.role not in self._following:
+            return
+        del self._due[host.role]
+        content = self._following.pop(host.role, {})
+        host.counted = 0.0, 0
+        if self._learner_rests < math.inf and host.kind == "actor":
+            self._send(host.role, "follow", content)
+            return  # the others rest, and it goes on with them
+        host.resting = False
+        assert self._watch is not None
+        self._send(host.role, "follow", content)
+        self._send(host.role, "go", {"elapsed": self._watch.seconds})
 
     def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
         end = time.monotonic() + seconds
         while not holds():
             self._poll(TURN)
-            self._raise_trouble()
+            self._answer_deaths()
             if time.monotonic() > end:
-                slow = [h.role for h in self._hosts.values() if not h.ready]
+                slow = [h.role for h in self._all() if not h.ready]
                 raise Failure(
                     f"{', '.join(slow) or 'a host'} did not {what} within {seconds:g} s, so the "
                     f"run cannot go on. Look at {self._folder / 'logs'}."
                 )
 
-    def _wait_for(self, hosts: list[_Host], seconds: float) -> None:
+    def _wait_for(self, hosts: list[Host], seconds: float) -> None:
         """Until these rest or are dead, or so many seconds."""
         end = time.monotonic() + seconds
         while any(not h.resting and h.alive for h in hosts) and time.monotonic() < end:
             self._poll(TURN)
 
-    def _ask(self, hosts: list[_Host], seconds: float) -> dict[str, State]:
+    def _ask(self, hosts: list[Host], seconds: float) -> dict[str, State]:
         """The states of these hosts, which rest."""
         for host in hosts:
             host.answer = None
@@ -557,50 +513,30 @@ class LocalEngine:
         parts["run"]["at"] = 0
         return parts
 
-    def _stand_in(self, role: str) -> State:
+    def _stand_in(self, host: Host) -> State:
         """What can be said of a role whose process is dead, for a checkpoint without its data."""
-        kind, _, index = role.partition("-")
-        rng = generator(self._config.seed, kind, int(index or 0))
+        kind, _, index = host.role.partition("-")
+        rng = generator(self._config.seed, kind, int(index or 0), host.life)
         rng.bit_generator.advance(2**64)  # type: ignore[attr-defined]  # not the same draws again
-        status = self._hosts[role].status
-        state = {"produced": status.get("produced", 0), "rng": generator_state(rng)}
+        state = {"produced": host.status.get("produced", 0), "rng": generator_state(rng)}
         if kind == "actor":
             return state | {"seq": 0}
-        counts = {k: status.get(k, 0) for k in ("received", "filtered")}
-        produced = [h.status.get("produced", 0) for h in self._hosts.values()
-                    if h.role.startswith("actor")]  # fmt: skip
+        counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
+        actors = [h for h in self._all() if h.kind == "actor"]
+        produced = [h.status.get("produced", 0) for h in actors]
         none = {"lanes": None, "store": None, "episodes": np.empty(0, EPISODE)}
-        return state | counts | none | {"produced": produced}
+        return state | counts | none | {"produced": produced, "seqs": [0] * len(actors)}
 
-    def _write_table(self) -> None:
-        """For `tianji ps`."""
-        rows = [
-            {
-                "role": host.role,
-                "pid": host.pid,
-                "cores": list(host.placement.cores),
-                "threads": host.placement.threads,
-                "state": host.status.get("state", "starts") if host.alive else "dead",
-                "steps_per_s": round(host.rate, 1) if host.role.startswith("actor") else None,
-                "version": host.status.get("version"),
-            }
-            for host in self._hosts.values()
-        ]
-        me = os.getpid()
-        about = {"launcher": me, "started": process_started(me), "hosts": rows}
-        new = self._folder / f".{HOSTS}"
-        with contextlib.suppress(OSError):  # a full disk: `ps` then shows an older table
-            new.write_text(json.dumps(about))
-            new.replace(self._folder / HOSTS)
+
+OTHER = {"send": "receive", "receive": "send"}
+"""the other end of a channel"""
+
+
+def _consequence(died: Died) -> bool:
+    """Is it more likely a consequence of something else?"""
+    return died.host is not None and died.host.code == 0
 
 
 def _mean(found: list[dict[str, float]]) -> dict[str, float]:
     keys = sorted({key for shares in found for key in shares})
     return {key: math.fsum(s.get(key, 0.0) for s in found) / len(found) for key in keys}
-
-
-def _readable(fd: int, seconds: float) -> bool:
-    """Is there something to read, or is there within so many seconds? Of a pidfd: has it ended?"""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(1000 * max(0.0, seconds)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tianji.actor import SIMULATE
+from tianji import actor, evaluator
+from tianji.actor import SIMULATE, Actor
 from tianji.buffer import RECEIVE
 from tianji.build import Topology, build
 from tianji.config import Config
 from tianji.driver import Serial
-from tianji.engines.engine import Evaluated, Event, Updated, gather, scatter, shares_of
-from tianji.evaluator import EVALUATED
+from tianji.engines.engine import Evaluated, Event, Faulted, Updated, gather, scatter, shares_of
+from tianji.evaluator import EVALUATED, Evaluator
+from tianji.folder import skipped
 from tianji.learner import UPDATE
 from tianji.role import State
 from tianji.types import sha256
@@ -25,11 +29,13 @@ class SerialEngine:
     """Whatever happens, happens in `turn`."""
 
     beside = False
+    stuck = False
 
     def __init__(self, config: Config) -> None:
         self._built = build(config)
         self._driver = Serial(self._built.roles)
         self._watch = Watch(config)
+        self._folder = Path()
         self.topology: Topology = self._built.topology
         self.evaluating = False
         self.started = False
@@ -45,7 +51,7 @@ class SerialEngine:
         return self._built.learner.between_batches
 
     def start(self, folder: Path) -> None:
-        """Everything is ready."""
+        self._folder = folder
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
         built = self._built
@@ -72,7 +78,10 @@ class SerialEngine:
                 if due.evaluate:
                     learner.show_evaluator()
                     self.evaluating = True
-                return [Updated(learner.report, due)]
+                events: list[Event] = [Updated(learner.report, due)]
+                if learner.skipped is not None:
+                    events.append(Faulted(skipped(learner.skipped, self._folder, os.getpid())))
+                return events
             if did is SIMULATE:
                 if not self.started:
                     self.started = True
@@ -81,7 +90,16 @@ class SerialEngine:
                 # No update is near that would report or judge: show what arrives, end if told to.
                 report = buffer.report(learner.version, learner.consumed)
                 return [Updated(report, self._watch.note(report))]
+            elif did is actor.REBUILD:
+                faults = [role.fault for role in self._built.actors]
+                at = next(i for i, fault in enumerate(faults) if fault is not None)
+                return [self._faulted(self._built.actors[at])]
         return []
+
+    def _faulted(self, role: Actor | Evaluator) -> Faulted:
+        fault, role.fault = role.fault, None
+        assert fault is not None
+        return Faulted(dataclasses.replace(fault, pid=os.getpid()))
 
     def heard(self) -> list[Event]:
         return []
@@ -130,12 +148,15 @@ class SerialEngine:
 
     def _evaluate(self) -> list[Event]:
         """Let the evaluator play with this very version."""
-        evaluator, driver = self._built.evaluator, self._driver
-        assert evaluator is not None
+        player, driver = self._built.evaluator, self._driver
+        assert player is not None
         end = driver.now + TURN
         while driver.now < end:
-            if driver.step_other(evaluator) is EVALUATED:
+            did = driver.step_other(player)
+            if did is evaluator.REBUILD:
+                return [self._faulted(player)]
+            if did is EVALUATED:
                 self.evaluating = False
                 steps = self._watch.counts.steps
-                return [Evaluated(evaluator.version, steps, evaluator.result)]
+                return [Evaluated(player.version, steps, player.result)]
         return []

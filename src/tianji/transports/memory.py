@@ -64,7 +64,8 @@ class _Pipe:
 
     def reclaim(self) -> list[int]:
         tags = [slot.tag for slot in self._granted]
-        self._free.extend(slot.index for slot in self._granted)
+        # To the front: slots are granted in the same order again.
+        self._free.extendleft(slot.index for slot in reversed(self._granted))
         self._granted.clear()
         return tags
 

@@ -216,6 +216,13 @@ class _Sender:
             self._seen += 1
         return not self._grants.ended
 
+    def renew(self, files: _Files) -> int:
+        """Talk to a receiver that took a dead one's place and grants anew; what wakes this end."""
+        self._grants, self._items = _Reader(files["grants_r"]), _Writer(files["items_w"])
+        self._granted.clear()
+        self._seen = self._words[GRANTED] = self._words[PUSHED] = 0
+        return files["grants_r"]
+
 
 class _Receiver:
     """An inbox."""
@@ -274,7 +281,8 @@ class _Receiver:
     def reclaim(self) -> list[int]:
         self.drain()
         tags = [tag for _, tag in self._granted]
-        self._free.extend(index for index, _ in self._granted)
+        # To the front: slots are granted in the same order again.
+        self._free.extendleft(index for index, _ in reversed(self._granted))
         self._granted.clear()
         return tags
 
@@ -307,6 +315,16 @@ class _Receiver:
             self._seen += 1
             self.fresh = True
         return not self._items.ended
+
+    def renew(self, files: _Files) -> int:
+        """Listen to a sender that took a dead one's place: what the dead one had pushed is kept,
+        what it had not is granted to the new one; what wakes this end."""
+        self.drain()
+        self._items, self._grants = _Reader(files["items_r"]), _Writer(files["grants_w"])
+        self._seen = self._words[GRANTED] = self._words[PUSHED] = 0
+        for index, tag in self._granted:
+            self._send(index, tag)
+        return files["items_r"]
 
     def _send(self, index: int, tag: int) -> None:
         # A sender that is dead is not the receiver's failure: its end of file says so.
@@ -412,6 +430,7 @@ class Shm(Transport):
 
     def __init__(self) -> None:
         self._files: dict[str, _Files] = {}
+        self._slots: dict[str, int] = {}
         self._mapped: dict[str, _File] = {}
         self._ends: dict[tuple[str, str], Any] = {}
         self._subscribers: list[_Subscriber] = []
@@ -511,20 +530,52 @@ class Shm(Transport):
         return self
 
     def keep(self, ends: Iterable[tuple[str, str]]) -> None:
-        """Close every descriptor that these ends do not need, so that a death is noticed: a pipe
-        ends when the last process that could write into it is gone."""
+        """Close every pipe that these ends do not need, so that a death is noticed: a pipe ends
+        when the last process that could write into it is gone."""
         table, fds = self.pack(ends)
         mine = set(fds)
         # A forked process shares its parent's epoll: each would wake, and unregister, the other.
         self._epoll.close()
         self._epoll = select.epoll()
         for name, files in self._files.items():
-            for kind in [k for k in files if k != "memory" and files[k] not in mine]:
+            for kind in [k for k in files if k.endswith(("_r", "_w")) and files[k] not in mine]:
                 self._drains.pop(files[kind], None)
                 os.close(files.pop(kind))
             assert set(table.get(name, ())) <= set(files)
         for fd in (*self._drains, *self._beside):
             self._epoll.register(fd, select.EPOLLIN)
+
+    def renew(self, name: str) -> None:
+        """New pipes for a channel, one of whose ends died with its process: to be packed for both
+        sides, and then let go."""
+        self.let_go(name)
+        files, slots = self._files[name], self._slots[name]
+        files["items_r"], files["items_w"] = _pipe(slots)
+        files["grants_r"], files["grants_w"] = _pipe(slots)
+
+    def let_go(self, name: str) -> None:
+        """Close a channel's pipes here, so that a death is noticed."""
+        files = self._files[name]
+        for kind in [kind for kind in files if kind.endswith(("_r", "_w"))]:
+            os.close(files.pop(kind))
+
+    def replace(self, table: Mapping[str, _Files], fds: Sequence[int]) -> None:
+        """Go on with these pipes, packed after `renew`, at this side of each channel."""
+        for name, places in table.items():
+            files = self._files[name]
+            for kind, place in places.items():
+                if kind == "memory":
+                    os.close(fds[place])
+                    continue
+                if (old := files.get(kind)) is not None:
+                    self._forget(old)
+                    os.close(old)
+                files[kind] = fds[place]
+            for side in ("send", "receive"):
+                if (end := self._ends.get((name, side))) is not None:
+                    wakes = end.renew(files)
+                    self._drains[wakes] = end.drain
+                    self._epoll.register(wakes, select.EPOLLIN)
 
     def also(self, fd: int) -> None:
         """Let `wait` end when there is something to read here, too."""
@@ -574,6 +625,7 @@ class Shm(Transport):
         files = self._files.setdefault(channel.name, {})
         if "memory" not in files:
             self._map(channel.name, _places(channel)[1], files)
+            self._slots[channel.name] = channel.slots
             files["items_r"], files["items_w"] = _pipe(channel.slots)
             files["grants_r"], files["grants_w"] = _pipe(channel.slots)
         return files

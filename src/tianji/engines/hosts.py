@@ -1,0 +1,391 @@
+"""The launcher's hosts: processes that it starts, hears, watches and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tianji.engines import wire
+from tianji.engines.server import ForkServer
+from tianji.fault import Fault
+from tianji.folder import HOSTS
+from tianji.machine import oom_kills, process_rss, process_started
+from tianji.plan import Placement
+from tianji.role import State
+
+GRACE = 2.0
+"""seconds that hosts have to end before they are killed"""
+DUMP = 0.3
+"""seconds that a host which hangs has to write its stack down"""
+TABLE = 1.0
+"""seconds between two tables for `tianji ps`"""
+
+BEAT, STEP, SEED = 1, 2, 3
+"""words of a host on the board, behind the count of commands: its steps, those of its env since it
+was seeded, and that seed"""
+
+
+@dataclass
+class Host:
+    """What is known of one process."""
+
+    placement: Placement
+    place: int
+    line: socket.socket
+    life: int = 0
+    """how often this role was begun anew"""
+    pid: int = -1
+    pidfd: int = -1
+    ready: bool = False
+    resting: bool = True
+    alive: bool = True
+    sent: int = 0
+    status: State = field(default_factory=dict)
+    answer: State | None = None
+    code: int | None = None
+    rss: int = 0
+    rate: float = 0.0
+    counted: tuple[float, int] = (0.0, 0)
+    beat: tuple[float, int] = (0.0, -1)
+    """when it was last seen to go on, and how far it was"""
+    longest: float = 0.0
+    """seconds that it took at most from one step to the next, as far as was seen"""
+    told: Fault | None = None
+    """what is known of its failure, before it is seen to be dead"""
+    expected: bool = False
+    """did it end by its own word, for a reason that would come again?"""
+    seconds_before: dict[str, float] = field(default_factory=dict)
+    elapsed_before: float = 0.0
+
+    @property
+    def role(self) -> str:
+        return self.placement.role
+
+    @property
+    def kind(self) -> str:
+        return self.role.split("-")[0]
+
+
+class Heard(NamedTuple):
+    """A message of a host."""
+
+    host: Host
+    kind: str
+    content: State
+
+
+class Died(NamedTuple):
+    """A host has ended, or the process that they are forked from (None)."""
+
+    host: Host | None
+    fault: Fault
+
+
+class Hosts:
+    """All processes of a run, apart from the launcher itself."""
+
+    def __init__(self, server: ForkServer, folder: Path, most: int) -> None:
+        self.by_role: dict[str, Host] = {}
+        self.server_dead = False
+        self._server, self._line = server, server.line
+        self._folder = folder
+        self._closing = contextlib.ExitStack()
+        self._epoll = select.epoll()
+        self._closing.callback(self._epoll.close)
+        self._epoll.register(self._line, select.EPOLLIN)
+        self._board_fd, self._board = self._make_board(most)
+        self._events: list[Heard | Died] = []
+        self._table_due = 0.0
+        self._oom_kills = oom_kills()
+
+    def fork(self, placement: Placement, request: State, fds: Sequence[int], life: int = 0) -> None:
+        """Start a host; what it says and how it ends comes from `poll`."""
+        old = self.by_role.get(placement.role)
+        place = len(self.by_role) if old is None else old.place
+        if old is not None:
+            self._let_go(old)
+        for word in range(8):
+            self._board[8 * place + word] = 0
+        ours, theirs = wire.pair()
+        about = {
+            "role": placement.role,
+            "place": 8 * place,
+            "life": life,
+            "cores": list(placement.cores),
+            "threads": placement.threads,
+            "folder": str(self._folder.resolve()),
+        }
+        wire.send(self._line, "fork", request | about, [theirs.fileno(), self._board_fd, *fds])
+        theirs.close()
+        ours.setblocking(False)
+        self.by_role[placement.role] = Host(placement, place, ours, life)
+        self._epoll.register(ours, select.EPOLLIN)
+
+    def send(self, role: str, kind: str, content: State, fds: Sequence[int] = ()) -> None:
+        host = self.by_role[role]
+        if not host.alive:
+            return
+        host.line.setblocking(True)
+        try:
+            wire.send(host.line, kind, content, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it is dead, and will be found so
+        finally:
+            host.line.setblocking(False)
+        host.sent += 1
+        self._board[8 * host.place] = host.sent
+
+    def poll(self, timeout: float) -> list[Heard | Died]:
+        """What happened, or happens within so many seconds; in the order of each host's own."""
+        lines = {host.line.fileno(): host for host in self.by_role.values() if host.alive}
+        pidfds = {host.pidfd: host for host in self.by_role.values() if host.pidfd >= 0}
+        dead = []
+        for fd, _ in self._epoll.poll(max(0.0, timeout)):
+            if fd == self._line.fileno():
+                self._hear_server()
+            elif fd in lines:
+                self._hear(lines[fd])
+            elif fd in pidfds:
+                dead.append(pidfds[fd])
+        for host in dead:
+            if host.alive:
+                self._hear(host)  # what it said last
+                self._bury(host)
+        events, self._events = self._events, []
+        return events
+
+    def hear(self, role: str) -> list[Heard | Died]:
+        """What one host has said by now."""
+        self._hear(self.by_role[role])
+        events, self._events = self._events, []
+        return events
+
+    def hanging(self, seconds: float | None) -> list[tuple[Host, float]]:
+        """Hosts that should work and have not gone on for so many seconds, and for how many. None:
+        30, or ten times what they took at most before."""
+        now, found = time.monotonic(), []
+        for host in self.by_role.values():
+            beats = self._board[8 * host.place + BEAT]
+            since, before = host.beat
+            if beats != before or host.resting or not host.alive:
+                if before > 0 and not host.resting and beats != before:
+                    host.longest = max(host.longest, now - since)
+                host.beat = now, beats
+            elif now - since > (max(30.0, 10 * host.longest) if seconds is None else seconds):
+                found.append((host, now - since))
+        return found
+
+    def forgive(self) -> None:
+        """What went by until now does not count as hanging."""
+        for host in self.by_role.values():
+            host.beat = time.monotonic(), -1
+
+    def end(self, host: Host, cause: str) -> None:
+        """Kill a host that hangs, once it has written its stack down."""
+        path = self._log(host.role)
+        with contextlib.suppress(OSError):
+            before = path.stat().st_size
+            signal.pidfd_send_signal(host.pidfd, signal.SIGUSR2)
+            time.sleep(DUMP)
+            stack = path.read_bytes()[before:].decode(errors="replace")
+            host.told = self._fault(host, cause, stack)
+        if host.told is None:
+            host.told = self._fault(host, cause)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End everything at once."""
+        for host in self.by_role.values():
+            if host.pidfd >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Ask all hosts to end, then end them; nothing of them is left."""
+        for host in self.by_role.values():
+            with contextlib.suppress(OSError):
+                self.send(host.role, "stop", {})
+        end = time.monotonic() + GRACE
+        for host in self.by_role.values():
+            if host.pidfd >= 0:
+                readable(host.pidfd, end - time.monotonic())
+        for host in self.by_role.values():
+            self._let_go(host)
+        if self.by_role:
+            (self._folder / HOSTS).unlink(missing_ok=True)
+        self.by_role.clear()
+        self._closing.close()
+
+    def write_table(self) -> None:
+        """For `tianji ps`, from time to time."""
+        if (now := time.monotonic()) < self._table_due:
+            return
+        self._table_due = now + TABLE
+        rows = []
+        for host in self.by_role.values():
+            host.rss = process_rss(host.pid) or host.rss
+            rows.append(
+                {
+                    "role": host.role,
+                    "pid": host.pid,
+                    "life": host.life,
+                    "cores": list(host.placement.cores),
+                    "threads": host.placement.threads,
+                    "state": host.status.get("state", "starts") if host.alive else "dead",
+                    "steps_per_s": round(host.rate, 1) if host.kind == "actor" else None,
+                    "version": host.status.get("version"),
+                }
+            )
+        me = os.getpid()
+        about = {"launcher": me, "started": process_started(me), "hosts": rows}
+        new = self._folder / f".{HOSTS}"
+        with contextlib.suppress(OSError):  # a full disk: `ps` then shows an older table
+            new.write_text(json.dumps(about))
+            new.replace(self._folder / HOSTS)
+
+    def table_now(self) -> None:
+        self._table_due = 0.0
+        self.write_table()
+
+    def _make_board(self, hosts: int) -> tuple[int, memoryview]:
+        size = -(-hosts * 64 // mmap.PAGESIZE) * mmap.PAGESIZE
+        fd = os.memfd_create("board", os.MFD_CLOEXEC)
+        os.posix_fallocate(fd, 0, size)
+        self._closing.callback(os.close, fd)
+        board = mmap.mmap(fd, size)
+        whole = memoryview(board)
+        words = whole.cast("q")
+        for end in (board.close, whole.release, words.release):  # the last one first
+            self._closing.callback(end)
+        return fd, words
+
+    def _hear_server(self) -> None:
+        message = wire.receive(self._line)
+        if message is None:
+            if self.server_dead:
+                return
+            self.server_dead = True
+            self._epoll.unregister(self._line)
+            code = self._server.process.wait()
+            words = f"the process that hosts are forked from ended (code {code})"
+            self._events.append(
+                Died(None, Fault("forkserver", words, pid=self._server.process.pid))
+            )
+            return
+        content = message.content
+        if message.kind == "forked":
+            host = self.by_role[content["role"]]
+            host.pid = content["pid"]
+            host.pidfd = os.pidfd_open(host.pid)
+            self._epoll.register(host.pidfd, select.EPOLLIN)
+        else:
+            for host in self.by_role.values():
+                if host.pid == content["pid"]:
+                    host.code = content["code"]
+
+    def _hear(self, host: Host) -> None:
+        while host.alive:
+            try:
+                message = wire.receive(host.line)
+            except BlockingIOError:
+                return
+            finally:
+                host.line.setblocking(False)
+            if message is None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._epoll.unregister(host.line)
+                return
+            self._events.append(Heard(host, message.kind, message.content))
+
+    def _bury(self, host: Host) -> None:
+        host.alive = False
+        with contextlib.suppress(FileNotFoundError):
+            self._epoll.unregister(host.line)
+        self._epoll.unregister(host.pidfd)
+        end = time.monotonic() + 1.0
+        while host.code is None and not self.server_dead and time.monotonic() < end:
+            if readable(self._line.fileno(), 0.1):
+                self._hear_server()
+        _kill_group(host.pid)  # processes that an env has left
+        self._events.append(Died(host, host.told or self._death(host)))
+
+    def _death(self, host: Host) -> Fault:
+        """Why a host ended that said nothing."""
+        how, number = f"ended with code {host.code}", None
+        if host.code is not None and host.code < 0:
+            number = signal.Signals(-host.code).name
+            how = f"was killed by {number}"
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        oom = number == "SIGKILL" and self._oom_kills > before
+        if oom:
+            how += (
+                f", for lack of memory: it had {host.rss / 2**20:.0f} MiB, and the control group "
+                f"of this run has no more. Lower scale.envs_per_actor or algorithm.capacity"
+            )
+        cause = f"its process (pid {host.pid}) {how}"
+        return self._fault(host, cause, self._tail(host.role), number, oom)
+
+    def _fault(
+        self, host: Host, cause: str, trace: str = "", number: str | None = None, oom: bool = False
+    ) -> Fault:
+        words = self._board[8 * host.place : 8 * host.place + 8].tolist()
+        env = host.kind == "actor" and words[STEP] > 0
+        return Fault(
+            role=host.role,
+            cause=cause,
+            pid=host.pid,
+            signal=number,
+            oom=oom,
+            traceback=trace,
+            seed=words[SEED] if env else None,
+            step=words[STEP] if env else None,
+        )
+
+    def _log(self, role: str) -> Path:
+        return self._folder / "logs" / f"{role}.log"
+
+    def _tail(self, role: str) -> str:
+        """The last lines that a host wrote."""
+        try:
+            lines = self._log(role).read_text(errors="replace").strip().splitlines()[-40:]
+        except OSError:
+            return ""
+        return "\n".join(lines)
+
+    def _let_go(self, host: Host) -> None:
+        """End a host, if it has not ended, and everything that it had."""
+        if host.pidfd >= 0:
+            if not readable(host.pidfd, 0):
+                signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
+                readable(host.pidfd, GRACE)
+            for fd in (host.pidfd, host.line.fileno()):
+                with contextlib.suppress(FileNotFoundError):
+                    self._epoll.unregister(fd)
+            os.close(host.pidfd)
+            host.pidfd = -1
+            if host.alive:
+                _kill_group(host.pid)
+        host.line.close()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Is there something to read, or is there within so many seconds? Of a pidfd: has it ended?"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, seconds)))
