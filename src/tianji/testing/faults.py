@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -83,6 +84,7 @@ class FaultEnv(Identity):
         "actor-1", or "actor" for all of a kind. In a process that is no host, as with engine
         serial, there is no role: faults then happen only where `only` is not set."""
         super().__init__(num_envs, n=n, length=length)
+        self.spec = replace(self.spec, id="testing/Fault")
         self._rates = np.array([raises, hangs, segfaults, nans, slows])
         self._at, self._slow, self._times = dict(at or {}), slow, times
         self._marker = Path(marker) if marker else None
