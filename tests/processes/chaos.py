@@ -20,6 +20,7 @@ from local_runs import marked
 
 from tianji.checkpoint import Checkpoints
 from tianji.config import SECTIONS
+from tianji.errors import Refusal
 from tianji.testing.faults import happened
 
 DEEDS = ("SIGKILL", "SIGSTOP", "SIGTERM")
@@ -157,6 +158,8 @@ def happen(case: Case, place: Path) -> Seen:
             run.wait(lambda: run.process.poll() is not None, "end")
         except Broken as error:
             seen.broken.append(str(error))
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may be about to say why
+                run.process.wait(GONE)
         seen.code = run.process.poll()
         if seen.code is not None:
             _judge(seen, run)
@@ -314,7 +317,7 @@ class _Run:
         self.wait(lambda: len(self.progress()) > made + 2, "make updates again")
         self._pids |= set(self.hosts().values())
         if promised.life == "same" and self.hosts().get(host) != self._victim:
-            raise Broken(f"{host} is another process")
+            raise Broken(f"{host} is not the process that it was")
         return self.progress()[made][2] - max(self.done_at, self.continued_at)
 
     def left(self) -> list[str]:
@@ -334,7 +337,7 @@ class _Run:
                 check(promised)
             except Broken as error:
                 broken.append(str(error))
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError, KeyError, Refusal) as error:
                 broken.append(f"{check.__name__[7:]}: {type(error).__name__}: {error}")
         return broken
 
@@ -407,8 +410,7 @@ class _Run:
                 continue
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                files = (os.readlink(f.path) for f in os.scandir(f"/proc/{pid}/fd"))
-                if name in words or any(file.startswith(name) for file in files):
+                if name in words or any(file.startswith(name) for file in _files(pid)):
                     found[pid] = words[:80]
         return {pid: words for pid, words in found.items() if not _zombie(pid)}
 
@@ -482,6 +484,15 @@ def _zombie(pid: int) -> bool:
     return state in "ZX"
 
 
+def _files(pid: int) -> set[str]:
+    """What a process has open."""
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
 def _shared() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
@@ -492,6 +503,6 @@ def _abandoned(names: set[str]) -> set[str]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text()
-            files = [os.readlink(f.path) for f in os.scandir(f"/proc/{pid}/fd")]
+            files = _files(int(pid))
             held |= {n for n in names if f"/dev/shm/{n}" in maps or f"/dev/shm/{n}" in files}
     return names - held

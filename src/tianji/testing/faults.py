@@ -44,11 +44,12 @@ class Happened(NamedTuple):
     """seconds since the epoch"""
 
 
-def happened(marker: Path) -> list[Happened]:
-    """The faults that a marker tells of, in their order."""
-    if not marker.exists():
+def happened(marker: str | Path) -> list[Happened]:
+    """The faults that a marker tells of, in their order; slow steps only where `at` named them."""
+    path = Path(marker)
+    if not path.exists():
         return []
-    lines = (line.split() for line in marker.read_text().splitlines())
+    lines = (line.split() for line in path.read_text().splitlines())
     return [Happened(r, kind, int(step), int(pid), float(at)) for r, kind, step, pid, at in lines]
 
 
