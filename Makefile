@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CONFIG ?= configs/ppo_cartpole.toml
+SOAK_SECONDS ?= 600
 
-.PHONY: install train test test-all check format lint types clean
+.PHONY: install train test test-all check format lint types chaos soak clean
 
 install: $(READY)
 
@@ -37,6 +38,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 check: lint types test
+
+chaos: $(READY)
+	$(BIN)/python benchmarks/chaos.py
+	$(BIN)/python docs/tables.py
+
+soak: $(READY)
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
 clean:
 	rm -rf $(VENV)

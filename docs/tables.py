@@ -157,6 +157,34 @@ def parallel() -> str:
     return "\n".join(rows) + "\n"
 
 
+def chaos() -> str:
+    """What was promised of every fault, and how long it took to keep it."""
+    results = json.loads((RESULTS / "chaos.json").read_text())
+    phases = ("start-up", "warm-up", "training", "checkpointing", "shutdown")
+    found: dict[tuple[str, str], dict[str, dict]] = {}
+    for case in results["cases"]:
+        found.setdefault((case["deed"], case["role"]), {})[case["phase"]] = case
+    rows = [
+        f"| what | to | promise | {' | '.join(phases)} |",
+        "|---|---|---|" + "---|" * len(phases),
+    ]
+    for (deed, role), cases in found.items():
+        told = cases.get("training", next(iter(cases.values())))["promise"]
+        cells = [_case(cases[phase]) if phase in cases else "" for phase in phases]
+        what = deed if deed.isupper() else f"an env {deed.replace('nans', 'gives NaN')}"
+        what = what.replace("slows", "is slow")
+        rows.append(f"| {what} | {role} | {told} | {' | '.join(cells)} |")
+    kept = sum(case["ok"] for case in results["cases"])
+    total = f"{kept} of {len(results['cases'])} kept; {_machine(results)}."
+    return "\n".join([*rows, "", total]) + "\n"
+
+
+def _case(case: dict) -> str:
+    if not case["ok"]:
+        return "**not kept**"
+    return "kept" if case["recovered_s"] is None else f"{case['recovered_s']:.2f} s"
+
+
 def _machine(results: dict) -> str:
     machine = results["machine"]
     return f"{machine['cpu'].replace('(R)', '')}, {machine['cores']} cores"
@@ -202,7 +230,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 def table(name: str) -> str:
     """The generated text of this name."""
-    whole = {"walk": walk, "measured": measured, "parallel": parallel}
+    whole = {"walk": walk, "measured": measured, "parallel": parallel, "chaos": chaos}
     if name in whole:
         return whole[name]()
     section, _, which = name.partition(" ")
@@ -226,6 +254,7 @@ def expected_names() -> set[str]:
         "walk",
         "measured",
         "parallel",
+        "chaos",
         "seed",
         *(s for s in SECTIONS if s != "algorithm"),
         *shipped,
