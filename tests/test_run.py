@@ -1,6 +1,7 @@
 """Whole runs through the Python interface: exactness, resuming, what a folder holds."""
 
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -377,18 +378,52 @@ def faulty(**kwargs):
     return {**PPO, "env": {"id": "test/Faulty", "kwargs": kwargs}}
 
 
-def test_an_env_that_returns_nan_fails_the_run_and_says_where(tmp_path):
-    with pytest.raises(Failure, match=r"test/Faulty returned nan in its obs \(env 0 of actor-0"):
-        train(faulty(nan_after=40), tmp_path, name="nan")
-    assert json.loads((tmp_path / "nan" / "result.json").read_text())["status"] == "failed"
+def faults(folder):
+    return [json.loads(line) for line in (folder / "faults.jsonl").read_text().splitlines()]
 
 
-def test_an_env_that_raises_fails_the_run_with_its_own_error(tmp_path):
-    with pytest.raises(Failure, match="the simulator broke"):
-        train(faulty(raise_after=40), tmp_path, name="raise")
-    assert "the simulator broke" in (tmp_path / "raise" / "log.txt").read_text()
-    saved = tianji.load(tmp_path / "raise")
-    assert saved.version == 2, "what was learnt before the env broke must be kept"
+def test_an_env_that_returns_nan_is_rebuilt_and_the_fault_says_where(tmp_path):
+    result = train(faulty(nan_after=40), tmp_path, name="nan")
+    assert result.status == "done"
+    assert result.notes["env_restarts"] == len(faults(tmp_path / "nan")) > 0
+    first = faults(tmp_path / "nan")[0]
+    words = r"test/Faulty returned nan in its obs \(env 0, row 9 of rollout 2\)"
+    assert re.match(words, first["cause"])
+    assert (first["role"], first["kind"], first["aborted"]) == ("actor-0", "env", 4)
+
+
+def test_an_env_that_raises_is_rebuilt_and_its_traceback_is_told_once(tmp_path):
+    result = train(faulty(raise_after=20), tmp_path, name="raise")
+    assert result.status == "done"
+    told = faults(tmp_path / "raise")
+    assert result.notes["env_restarts"] == len(told) > 1
+    assert result.notes["episodes_aborted"] == 4 * len(told)
+    assert result.episodes == 0, "an aborted episode has no return"
+    for fault in told:
+        assert fault["exception"] == "RuntimeError: the simulator broke"
+        assert (fault["step"], fault["action"]) == (20, "env rebuilt")
+        assert "test_run.py" in fault["traceback"]
+    assert len({fault["seed"] for fault in told}) == len(told), "each life has a seed of its own"
+    log = (tmp_path / "raise" / "log.txt").read_text()
+    assert log.count("Traceback") == 1
+    assert log.count("env rebuilt") == len(told)
+    row = metrics(result)[-1]
+    assert row["faults/env_restarts"] == len(told)
+
+
+def test_an_env_that_raises_too_often_fails_the_run_with_its_own_error(tmp_path):
+    with pytest.raises(Failure, match=r"the simulator broke in step 40.*2 within 600 s"):
+        argv = "faults.env_restarts=2", "stop.updates=20"
+        train(faulty(raise_after=40), tmp_path, *argv, name="raise")
+    folder = tmp_path / "raise"
+    assert "the simulator broke" in (folder / "log.txt").read_text()
+    told = json.loads((folder / "result.json").read_text())
+    assert told["status"] == "failed"
+    failure = told["failure"]
+    assert (failure["role"], failure["step"], failure["action"]) == ("actor-0", 40, "the run ended")
+    assert failure["seed"] == faults(folder)[-1]["seed"]
+    saved = tianji.load(folder)
+    assert saved.version == 7, "120 rows make 7 updates of 16, and they must be kept"
 
 
 def test_an_env_that_cannot_be_closed_does_not_hide_the_result(tmp_path):

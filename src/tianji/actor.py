@@ -197,7 +197,6 @@ class Actor:
             observation, reward, terminated, truncated, valid = self._env.step(action)
             self.steps += 1
         except Exception as error:
-            self._refuse_nonfinite(rollout, t)
             did = REBUILD
             observation, reward, terminated, truncated, valid = self._rebuild(error)
         if self._seq == 0 and t == 0:
@@ -215,7 +214,7 @@ class Actor:
             restart(self._policy, self._recurrent, terminated | ~valid)
         self._t = t + 1
         if self._t == len(rollout.reward) or (self._send is not None and self._sent_early(rollout)):
-            self._finish(rollout)
+            return self._finish(rollout, did)
         return did
 
     def _rebuild(self, error: Exception) -> TimeStep:
@@ -226,6 +225,7 @@ class Actor:
         self.seed, self.steps = int(self._rng.integers(2**31)), 0
         self._env, observation = remake(self._env, self._make, self.seed)
         self._returns[:], self._lengths[:] = 0.0, 0
+        self._recurrent = self._policy.initial(self._env.num_envs)
         nothing = np.zeros(self._env.num_envs, np.bool_)
         return TimeStep(observation, np.zeros(len(nothing), np.float32), nothing, nothing, nothing)
 
@@ -247,16 +247,18 @@ class Actor:
         t = self._t
         if not self._send(NOTHING, Counts(t, self._version, int(rollout.head[EPISODES]))):
             return False
-        for rows in rollout.observation.values():
-            rows[t + 1 :] = rows[t]
-        for rest in (rollout.action, rollout.reward, rollout.terminated, rollout.valid,
-                     *rollout.extras.values()):  # fmt: skip
-            rest[t:] = 0
+        self._void(rollout, t)
         return True
 
-    def _finish(self, rollout: Rollout) -> None:
-        self._refuse_nonfinite(rollout, len(rollout.reward))
-        self._observation = {name: rows[-1].copy() for name, rows in rollout.observation.items()}
+    def _finish(self, rollout: Rollout, did: Did) -> Did:
+        spoilt = self._spoilt(rollout)
+        if spoilt is not None:
+            did = REBUILD
+            step = self._rebuild(spoilt)
+            self._observation, self._gap = step.observation, True
+        else:
+            observation = rollout.observation.items()
+            self._observation = {name: rows[-1].copy() for name, rows in observation}
         steps = int(np.count_nonzero(rollout.valid))
         self.produced += steps
         rollout.head[STEPS], rollout.head[PRODUCED] = steps, self.produced
@@ -264,19 +266,33 @@ class Actor:
         assert self._slot is not None
         self._rollouts.push(self._slot)
         self._slot = self._rollout = None
+        return did
 
-    def _refuse_nonfinite(self, rollout: Rollout, rows: int) -> None:
-        """An env that gave NaN or infinity would poison the networks: say which, and when."""
-        floats: Leaves = {"reward": rollout.reward[:rows]}
+    def _spoilt(self, rollout: Rollout) -> Failure | None:
+        """An env that gave NaN or infinity would poison the networks: from there on, no row is
+        valid. What it gave, and when."""
+        floats: Leaves = {"reward": rollout.reward}
         for name, array in rollout.observation.items():
             if array.dtype.kind == "f":
-                floats[name] = array[: rows + 1]
-        for name, array in floats.items():
-            finite = np.isfinite(array)
-            if not finite.all():
-                t, b = np.argwhere(~finite)[0][:2]
-                raise Failure(
-                    f"{self._env.spec.id} returned {array[~finite][0]} in its {name} (env {b} of "
-                    f"{self.name}, step {t} of rollout {self._seq}). It was not trained on. Mend "
-                    f"the env, or wrap it so that such a step ends the episode."
-                )
+                floats[name] = array
+        bad = {name: ~np.isfinite(array) for name, array in floats.items()}
+        if not any(where.any() for where in bad.values()):
+            return None
+        # The row whose reward it is, or whose successor.
+        rows = {n: int(np.argwhere(w)[0][0]) - (n != "reward") for n, w in bad.items() if w.any()}
+        name = min(rows, key=lambda n: rows[n])
+        t, b = np.argwhere(bad[name])[0][:2]
+        value, first = floats[name][bad[name]].flat[0], max(0, rows[name])
+        episodes = rollout.episodes[np.isfinite(rollout.episodes["return"])]
+        rollout.episode_table[: len(episodes)] = episodes
+        rollout.head[EPISODES] = len(episodes)
+        self._void(rollout, first)
+        return Failure(f"{value} in its {name} (env {b}, row {t} of rollout {self._seq})")
+
+    def _void(self, rollout: Rollout, t: int) -> None:
+        """From row t on there are only rows that are not valid."""
+        for rows in rollout.observation.values():
+            rows[t + 1 :] = rows[t]
+        for rest in (rollout.action, rollout.reward, rollout.terminated, rollout.valid,
+                     *rollout.extras.values()):  # fmt: skip
+            rest[t:] = 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tianji.errors import Failure
 from tianji.role import State
 
 
@@ -47,14 +48,18 @@ class Fault:
 
 
 def raised(error: BaseException, role: str, env: str, seed: int, step: int, aborted: int) -> Fault:
-    """An env that raised."""
-    exception = f"{type(error).__name__}: {error}"
+    """An env that raised, or gave what cannot be used."""
+    if isinstance(error, Failure):  # it did not raise, it gave what cannot be used
+        what, trace, exception = f"returned {error}", "", None
+    else:
+        exception = f"{type(error).__name__}: {error}"
+        what, trace = f"raised {exception}", "".join(traceback.format_exception(error))
     return Fault(
         role=role,
         kind="env",
-        cause=f"{env} raised {exception} in step {step} after its reset with seed {seed}",
+        cause=f"{env} {what} in step {step} after its reset with seed {seed}",
         exception=exception,
-        traceback="".join(traceback.format_exception(error)),
+        traceback=trace,
         seed=seed,
         step=step,
         aborted=aborted,

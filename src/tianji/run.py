@@ -84,13 +84,13 @@ def _train(
     age: Callable[[], float],
     server: ForkServer | None,
 ) -> Result:
-    with contextlib.closing(_Engines(resolved, server)) as engines:
+    with Signals() as signals, contextlib.closing(_Engines(resolved, server)) as engines:
         engines.make()
         folder = make_folder(folder, named, resolved)
         with locked(folder):
             running = _Run(resolved, folder, engines, view, age)
             try:
-                return running.go()
+                return running.go(signals)
             except Refusal:
                 if running.refused:
                     shutil.rmtree(folder)
@@ -133,11 +133,11 @@ def _go_on(
     age: Callable[[], float],
     server: ForkServer | None,
 ) -> Result:
-    with contextlib.closing(_Engines(config, server)) as engines:
+    with Signals() as signals, contextlib.closing(_Engines(config, server)) as engines:
         engines.make()
         going_on = _Run(config, folder, engines, view, age)
         going_on.restore(checkpoint)
-        return going_on.go()
+        return going_on.go(signals)
 
 
 @contextlib.contextmanager
@@ -287,16 +287,16 @@ class _Run:
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
         self._refuse_ended()
 
-    def go(self) -> Result:
+    def go(self, signals: Signals) -> Result:
         """Train until something ends it. Whatever that is, the folder says how it ended."""
+        self._signal, signals.answer = signals.heard, self._caught
         with contextlib.ExitStack() as ending:
             ending.callback(self._view.end)
             ending.callback(self._recorder.close)
             try:
-                with Signals(self._caught):
-                    self._start()
-                    self._begin()
-                    status, reason = self._until_end()
+                self._start()
+                self._begin()
+                status, reason = self._until_end()
                 result = self._result(status, reason)
             except BaseException as error:
                 if not self.refused:
