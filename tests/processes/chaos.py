@@ -99,7 +99,7 @@ def promise(deed: str, role: str, phase: str) -> Promise:
         "raises": Promise(0, "env rebuilt, episodes aborted", "same", {"exception": "injected"}),
         "hangs": Promise(0, "stack saved, restarted", "new", {"cause": ""}),
         "segfaults": Promise(0, "restarted", "new", {"signal": "SIGSEGV"}),
-        "nans": Promise(0, "not trained on, restarted", "new", {"cause": "nan"}),
+        "nans": Promise(0, "not trained on, env rebuilt", "same", {"cause": "nan"}),
         "slows": Promise(0, "nothing: the others wait where they must", "same", faultless=True),
     }[deed]
 

@@ -284,11 +284,16 @@ class LocalEngine:
 
     def _poll(self, timeout: float) -> None:
         assert self._hosts is not None
+        played = []
         for event in self._hosts.poll(timeout):
-            if isinstance(event, Heard):
-                self._heard(event)
-            else:
+            if isinstance(event, Died):
                 self._died.append(event)
+            elif event.kind == "evaluated":
+                played.append(event.content)
+            else:
+                self._heard(event)
+        for content in played:
+            self._note_evaluation(content)
 
     def _heard(self, heard: Heard) -> None:
         host, kind, content = heard
@@ -302,8 +307,6 @@ class LocalEngine:
                 self._note_status(host, content)
             case "updated":
                 self._note_updates(content)
-            case "evaluated":
-                self._note_evaluation(content)
             case "settled":
                 host.resting = True
                 self._learner_rests = min(self._learner_rests, time.monotonic())
