@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tianji.algorithm import Decision, Policy, restart
+from tianji.algorithm import Acting, Decision, restart
 from tianji.channel import Outbox, Slot, Subscriber
 from tianji.env import Env, Restorable, check_step, first_observation
 from tianji.errors import Failure
@@ -36,16 +36,17 @@ class Actor:
         self,
         index: int,
         env: Env,
-        policy: Policy,
+        policy: Acting,
         rollouts: Outbox,
-        snapshots: Subscriber,
+        snapshots: Subscriber | None,
         behind: float,
         rng: np.random.Generator,
         seed: int,
         send: Trigger | None = None,
     ) -> None:
-        """A grant for update k is begun with version k - `behind` or a newer one; `send` says when
-        a rollout is pushed before it is full."""
+        """A grant for update k is begun with version k - `behind` or a newer one; without
+        `snapshots`, the policy is elsewhere and has its own. `send` says when a rollout is pushed
+        before it is full."""
         self.name = f"actor-{index}"
         self.produced = 0
         """valid steps so far"""
@@ -82,7 +83,13 @@ class Actor:
             return self._begin()
         if self._decision is None:
             observation = {name: rows[self._t] for name, rows in self._rollout.observation.items()}
-            self._decision = self._policy.act(observation, self._recurrent, self._rng)
+            decision = self._policy.act(observation, self._recurrent, self._rng)
+            if isinstance(decision, Did):
+                return decision
+            if self._t == 0 and decision.version >= 0:
+                # Later steps may be of newer versions: the oldest is the rollout's.
+                self._version = self._rollout.head[VERSION] = decision.version
+            self._decision = decision
             return INFER
         self._simulate(self._rollout, self._decision)
         self._decision = None
@@ -105,13 +112,13 @@ class Actor:
             "decision": None,
         }
         if self._decision is not None:
-            action, recurrent, extras = self._decision
+            action, recurrent, extras, _ = self._decision
             state["decision"] = {
                 "action": action.copy(),
                 "state": {name: array.copy() for name, array in recurrent.items()},
                 "extras": {name: array.copy() for name, array in extras.items()},
             }
-        if isinstance(self._env, Restorable):
+        if isinstance(self._env, Restorable) and self._snapshots is not None:
             state["env"] = self._env.state()
         return state
 
@@ -137,8 +144,9 @@ class Actor:
             self._decision = Decision(**state["decision"])
 
     def exact(self, state: State) -> bool:
-        """Can this actor go on exactly from the state?"""
-        return "env" in state and isinstance(self._env, Restorable)
+        """Can this actor go on exactly from the state? Not where a server knows its episodes."""
+        known = self._snapshots is not None
+        return known and "env" in state and isinstance(self._env, Restorable)
 
     def close(self) -> None:
         self._env.close()
@@ -151,13 +159,14 @@ class Actor:
             self._open(slot)
             self._t, self._half = self._half, -1
             return LOAD
-        newest = self._snapshots.probe(self._version, self._params.flat)
-        if newest > self._version:
-            self._version = newest
-            self._policy.load(self._params)
-            return LOAD
-        if self._version < 0 or self._version < slot.tag - self._behind:
-            return NO_VERSION
+        if self._snapshots is not None:
+            newest = self._snapshots.probe(self._version, self._params.flat)
+            if newest > self._version:
+                self._version = newest
+                self._policy.load(self._params)
+                return LOAD
+            if self._version < 0 or self._version < slot.tag - self._behind:
+                return NO_VERSION
         rollout = self._open(slot)
         for name, rows in rollout.observation.items():
             rows[0] = self._observation[name]
@@ -174,7 +183,7 @@ class Actor:
 
     def _simulate(self, rollout: Rollout, decision: Decision) -> None:
         t = self._t
-        action, self._recurrent, extras = decision
+        action, self._recurrent, extras, _ = decision
         try:
             observation, reward, terminated, truncated, valid = self._env.step(action)
         except Exception as error:

@@ -46,6 +46,7 @@ class PPO:
 
     name: ClassVar[str] = "ppo"
     on_policy: ClassVar[bool] = True
+    corrects: ClassVar[tuple[str, ...]] = ("vtrace",)
 
     learning_rate: Positive = 3e-4
     """Adam's step size"""
@@ -54,7 +55,7 @@ class PPO:
     gamma: Fraction = 0.99
     """discount per step"""
     lam: Fraction = 0.95
-    """lambda of the advantage estimate: 0 one-step, 1 Monte Carlo"""
+    """lambda of the advantage estimate or of V-trace: 0 one-step, 1 Monte Carlo"""
     epochs: Count = 10
     """passes over the batch in one update"""
     minibatches: Count = 4
@@ -225,14 +226,23 @@ class Trainer:
             rows = torch.split(observation.flatten(0, 1), CHUNK)
             value = torch.cat([self._value(x) for x in rows]).view(obs.shape[:2]).cpu().numpy()
         reward = self._rewards(part) if hyper.normalise_reward else part.reward
-        advantage = returns.gae(reward, value, part.terminated, part.valid, hyper.gamma, hyper.lam)
+        log_prob = part.extras["log_prob"]
+        estimate = reward, value, part.terminated, part.valid, hyper.gamma, hyper.lam
+        if self._spec.correct == "vtrace":
+            # What this update begins with corrects for what acted, and anchors the ratio.
+            now = self._log_prob(observation[:-1], part.action)
+            target, advantage = returns.vtrace(now - log_prob, *estimate)
+            log_prob = now
+        else:
+            advantage = returns.gae(*estimate)
+            target = advantage + value[:-1]
         valid = torch.from_numpy(np.flatnonzero(part.valid)).to(self._spec.device)
         columns = {
             "action": part.action,
-            "log_prob": part.extras["log_prob"],
+            "log_prob": log_prob,
             "advantage": advantage,
             "value": value[:-1],
-            "target": advantage + value[:-1],
+            "target": target,
         }
         tensors = {k: torch.from_numpy(v).to(self._spec.device) for k, v in columns.items()}
         tensors["obs"] = observation[:-1]
@@ -302,6 +312,19 @@ class Trainer:
         self._return.load(state["return"])
         self._running[:] = state["running"]
         load_generator_state(self._rng, state["rng"])
+
+    def _log_prob(self, observation: Tensor, action: Array) -> Array:
+        """Of actions [T, B], by the policy as it is."""
+        taken = torch.from_numpy(action).to(self._spec.device).flatten(0, 1)
+        rows = zip(
+            torch.split(observation.flatten(0, 1), CHUNK), torch.split(taken, CHUNK), strict=True
+        )
+        with torch.no_grad():
+            found = [
+                self._over.evaluate(self._policy(x), self._extra, a, False)[0] for x, a in rows
+            ]
+        log_prob: Array = torch.cat(found).view(action.shape[:2]).cpu().numpy()
+        return log_prob
 
     def _learning_rate(self) -> float:
         hyper, spec = self._hyper, self._spec

@@ -34,6 +34,7 @@ from tianji.evaluator import EVALUATED, Evaluator
 from tianji.folder import ARRIVALS, save_batch
 from tianji.learner import UPDATE, Learner, NonFinite
 from tianji.role import Did, Role, State
+from tianji.server import Server
 from tianji.tally import Tally
 from tianji.transports.shm import Shm
 from tianji.types import sha256
@@ -234,6 +235,8 @@ class Host:
         if isinstance(role, Actor):
             about["produced"] = role.produced
             about["version"] = role.version
+        elif isinstance(role, Server):
+            about["version"] = role.version
         elif isinstance(role, Buffer):
             about |= {"received": role.received, "filling": role.filling}
             about |= {"produced": role.produced, "filtered": role.filtered}
@@ -262,6 +265,8 @@ def _make(name: str, joined: Topology, transport: Shm) -> Role:
     match kind:
         case "actor":
             return joined.actor(int(index), transport)
+        case "server":
+            return joined.server(transport, time.monotonic)
         case "buffer":
             return joined.buffer(transport)
         case "learner":

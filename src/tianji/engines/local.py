@@ -289,7 +289,9 @@ class LocalEngine:
         for lane in joined.lanes:
             transport.open(lane)
         transport.open(joined.batches(joined.store(transport)))
-        transport.open_newest(SNAPSHOTS, joined.params_size, joined.spec.actors)
+        for channel in (*joined.asks, *joined.answers):
+            transport.open(channel)
+        transport.open_newest(SNAPSHOTS, joined.params_size, joined.subscribers)
         if joined.evaluates:
             transport.open_newest(EVALUATIONS, joined.params_size, 1)
         return transport
