@@ -77,7 +77,7 @@ class Relaxation:
     @property
     def exact(self) -> bool:
         """Does it fix what every update consumes, whatever the order of events?"""
-        return self.lead == 0 and self.late == "wait" and self.paced
+        return self.lead == 0 and self.late == "wait" and self.paced and self.join == "none"
 
 
 @dataclass(frozen=True)
