@@ -220,7 +220,7 @@ def test_a_credit_is_so_many_updates_and_none_of_the_warm_up(balance, credit, se
     balance.warmup += 1
     plain = Balance(balance.rows_per_rollout, balance.steps_per_update, balance.warmup, 0)
     balance.credit, balance.served = credit, served + credit
-    for received in range(0, 400):
+    for received in range(400):
         balance.received = plain.received = received
         plain.served = served
         assert balance.may_serve() == plain.may_serve()

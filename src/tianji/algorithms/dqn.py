@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -180,6 +180,9 @@ class Trainer:
         self._optimizer = Optimizer({"q": self._online}, hyper.max_grad_norm)
         self._target_flat = Flat({"target": self._target})
         self._params = Params(_shapes(self._online))
+        rungs = [hyper.rung(replace(spec, actor=i)) or 0.0 for i in range(spec.actors)]
+        self._ladder = sum(rungs) / len(rungs)
+        """mean share of random actions of actors on a ladder; 0: there is none"""
         self._updates = 0
         self._part: Rollout | None = None
         self._error: Callable[[Tensor, Tensor], Tensor] = (
@@ -198,7 +201,7 @@ class Trainer:
         told = torch.stack([loss.detach(), value, norm]).tolist()
         return dict(zip(("loss", "q_mean", "grad_norm"), told, strict=True)) | {
             "learning_rate": self._hyper.learning_rate,
-            "epsilon": self._hyper.epsilon(self._updates),
+            "epsilon": self._ladder or self._hyper.epsilon(self._updates),
         }
 
     def params(self, version: int) -> Params:
