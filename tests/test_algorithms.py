@@ -417,12 +417,13 @@ def test_ppo_learns_the_identity_from_stale_rollouts_with_vtrace():
     built = build(config_for(algorithm, scale=scale, relax=seldom), toy("Identity"))
     assert built.spec.correct == "vtrace"
     built.learner.begin()
-    driver, stale = Serial(built.roles), []
+    driver, stale, returns = Serial(built.roles), [], []
     for _ in range(100):
         run_updates(built, driver, 1)
         stale.append(built.learner.report.staleness.max())
+        returns += built.learner.report.episodes["return"].tolist()
     assert max(stale) > 3
-    assert built.learner.report.episodes["return"].mean() > 15, "of 16"
+    assert np.mean(returns[-50:]) > 15, "of 16"
     built.close()
 
 
