@@ -410,6 +410,24 @@ def test_stale_rollouts_are_corrected_and_the_ratio_is_anchored_at_the_update():
     assert told["vtrace"]["clip_fraction"] == 0
 
 
+def test_what_the_policy_would_never_do_weighs_nothing_after_normalising_either():
+    """Rewards are all positive, so the mean advantage is far from 0."""
+    algorithm = replace(VTRACE, normalise_advantage=True)
+    trainer, seen = algorithm.trainer(spec_of(algorithm, CARTPOLE, correct="vtrace")), []
+    part, _ = random_part(trainer, 3)
+    part.reward[:] = 5.0
+    part.valid[:] = True
+    part.extras["log_prob"][3] += 60.0
+    trainer._loss, loss = lambda batch, tell: seen.append(batch) or loss(batch, tell), trainer._loss
+    trainer.take(part)
+    trainer.finish()
+    advantage, weight = seen[0]["advantage"], seen[0]["weight"]
+    assert int((weight < 1e-20).sum()) == 4
+    assert advantage[weight < 1e-20].abs().max() < 1e-18
+    rest = advantage[weight > 0.5]
+    assert 0.8 < rest.std() < 1.2
+
+
 def test_ppo_learns_the_identity_from_stale_rollouts_with_vtrace():
     scale = ScaleConfig("local", "impala", actors=3, envs_per_actor=8, rollout_length=16)
     algorithm = replace(SMALL_PPO, epochs=1, learning_rate=2e-2, gamma=0.0)

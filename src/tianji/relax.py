@@ -137,37 +137,32 @@ def gorila(sizes: Sizes) -> Relaxation:
 
 
 def seed(sizes: Sizes) -> Relaxation:
-    """A server chooses the actions of all actors, always with the newest version; nobody waits for
-    the learner. Staleness is corrected by V-trace where rollouts are consumed in order."""
+    """As free, but a server chooses all actions, with the newest version; V-trace on-policy."""
     return replace(free(sizes), infer="server", correct="vtrace" if sizes.on_policy else "none")
 
 
 def a3c(sizes: Sizes) -> Relaxation:
-    """Workers act and learn in one process each, on parameters that all of them change without
-    locks."""
+    """Each worker acts and learns in one process, on parameters that all change without locks."""
     return Relaxation(hosts="worker", join="hogwild")
 
 
 def gala(sizes: Sizes) -> Relaxation:
-    """Workers act and learn in one process each, and mix their parameters with their neighbours'
-    by gossip, without waiting."""
+    """Each worker acts and learns in one process, and mixes parameters with others by gossip."""
     return Relaxation(hosts="worker", join="gossip")
 
 
 def apex(sizes: Sizes) -> Relaxation:
-    """Nobody waits for anybody, and each actor has its own constant share of random actions, from
-    0.4 down to 0.0007."""
+    """As free, and each actor has its own constant share of random actions, from 0.4 to 0.0007."""
     return replace(free(sizes), explore="ladder")
 
 
 def impala(sizes: Sizes) -> Relaxation:
-    """Nobody waits for anybody: V-trace corrects what is stale."""
+    """As free, and V-trace corrects what is stale."""
     return replace(free(sizes), correct="vtrace")
 
 
 def reverb(sizes: Sizes) -> Relaxation:
-    """Samples per insert are held within an error buffer, 2 rollouts of every actor: whichever side
-    is further ahead waits."""
+    """Samples per insert are held within 2 rollouts of every actor: who is further ahead waits."""
     error = 2 * sizes.round
     return Relaxation(lead=error, late="pass", take="boundary", credit=error)
 

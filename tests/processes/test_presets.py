@@ -78,5 +78,5 @@ def test_the_death_of_a_server_is_told(tmp_path):
         os.kill(hosts_of(tmp_path / "run")["server"], signal.SIGKILL)
 
     config = {**IDENTITY, "stop": {"updates": 10_000_000}}
-    with beside(kill), pytest.raises(Failure, match="^server failed.*killed by SIGKILL"):
+    with beside(kill), pytest.raises(Failure, match=r"^server failed.*killed by SIGKILL"):
         train(config, tmp_path, "scale.relax=seed", LOCAL, name="run")

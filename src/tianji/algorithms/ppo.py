@@ -232,6 +232,7 @@ class Trainer:
             # What this update begins with corrects for what acted, and anchors the ratio.
             now = self._log_prob(observation[:-1], part.action)
             target, advantage = returns.vtrace(now - log_prob, *estimate)
+            weight = np.exp(np.minimum(now - log_prob, 0))
             log_prob = now
         else:
             advantage = returns.gae(*estimate)
@@ -244,6 +245,8 @@ class Trainer:
             "value": value[:-1],
             "target": target,
         }
+        if self._spec.correct == "vtrace":
+            columns["weight"] = weight
         tensors = {k: torch.from_numpy(v).to(self._spec.device) for k, v in columns.items()}
         tensors["obs"] = observation[:-1]
         self._parts.append({k: v.flatten(0, 1)[valid] for k, v in tensors.items()})
@@ -253,9 +256,7 @@ class Trainer:
         batch = {k: torch.cat([part[k] for part in self._parts]) for k in self._parts[0]}
         explained = _explained_variance(batch["value"], batch["target"])
         if hyper.normalise_advantage and len(batch["advantage"]) > 0:
-            advantage = batch["advantage"]
-            spread = advantage.std(correction=0) + 1e-8
-            batch["advantage"] = (advantage - advantage.mean()) / spread
+            batch["advantage"] = _normalised_advantage(batch["advantage"], batch.get("weight"))
         rate = self._learning_rate()
         told: list[Tensor] = []
         for epoch in range(hyper.epochs):
@@ -379,6 +380,15 @@ class Trainer:
             kl = (ratio - 1 - log_ratio).mean()
             cut = ((ratio - 1).abs() > hyper.clip).float().mean()
             return loss, [policy_loss.detach(), value_loss.detach(), -entropy.mean(), kl, cut]
+
+
+def _normalised_advantage(advantage: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean 0 and variance 1; V-trace's weights are taken out for it. With them in, what the policy
+    would hardly do has advantage 0, falls below the mean, and is unlearnt without a reason."""
+    if weight is None:
+        return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    plain = torch.where(weight > 0, advantage / weight, 0.0)
+    return weight * (plain - plain.mean()) / (plain.std(correction=0) + 1e-8)
 
 
 def _explained_variance(value: Tensor, target: Tensor) -> float:
