@@ -6,7 +6,8 @@ import tianji
 from tianji.config import shipped_configs
 
 QUICK = {
-    "ppo_cartpole", "dqn_cartpole", "ppo_acrobot", "ppo_pendulum", "seed_cartpole", "reverb_cartpole",
+    "ppo_cartpole", "dqn_cartpole", "ppo_acrobot", "ppo_pendulum",
+    "seed_cartpole", "reverb_cartpole",
 }  # fmt: skip
 """configs that need seconds; the others take minutes"""
 
