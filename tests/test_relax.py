@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_interleavings import Case, Once, Order, orders, run
+from test_interleavings import Case, Once, Order, interleave, orders, run
 
 from tianji import Refusal
 from tianji.balance import uneven_rounds
@@ -390,6 +390,33 @@ def test_every_preset_runs_without_a_stall(preset, replay, actors):
         assert built.topology.relax == PRESETS[preset](
             Sizes(not replay, alone=False, round=4 * actors if replay else 1)
         )
+
+
+@pytest.mark.parametrize("actors", [1, 2, 4])
+def test_gorilas_actors_wait_so_that_nothing_on_policy_is_stale(actors):
+    for seed in range(10):
+        case = Case(actors, {}, actors, preset="gorila")
+        _, witness = run(case, Order(seed, naps=((seed % (actors + 2), 30, 200),)))
+        assert {behind for _, behind, _, _ in witness.taken} == {0}
+
+
+def test_reverbs_learner_runs_ahead_of_its_data_and_its_actors_of_the_learner():
+    """By 2 rollouts of every actor, as far as the error buffer goes, and no further."""
+    ahead = {"learner": 0, "actors": 0}
+    for weights in ((0.01, 0.01, 1, 1), (1, 1, 1, 0.001)):
+        built, _ = Case(2, {}, preset="reverb", replay=(1, 8, 3)).build()
+        balance = built.buffer._balance
+
+        def look(built=built, balance=balance):
+            rows = balance.received * balance.rows_per_rollout - balance.warmup
+            ahead["learner"] = max(ahead["learner"], built.learner.version - rows)
+            ahead["actors"] = max(ahead["actors"], rows - built.learner.version)
+
+        interleave(built, Order(0, weights=weights), 60, look)
+        error = built.topology.relax.credit
+        assert error == built.topology.relax.lead == 16
+    assert ahead["learner"] == error
+    assert error <= ahead["actors"] <= error + 1 + balance.rows_per_rollout
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 500))
