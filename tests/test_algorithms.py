@@ -1,6 +1,7 @@
 """Algorithms: the public checker over each, and known answers learnt."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from tianji.algorithm import Network
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.build import build, make_spec
-from tianji.config import ScaleConfig
+from tianji.config import RelaxConfig, ScaleConfig
 from tianji.driver import Serial, Shuffled
 from tianji.env import Discrete, EnvSpec, TimeStep, make_env
 from tianji.errors import Refusal
 from tianji.learner import NonFinite
+from tianji.returns import vtrace
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import EPISODE, Rollout, leaf, rollout_layout
@@ -317,3 +319,170 @@ def test_pictures_stay_uint8_on_the_way_and_are_learnt_from(algorithm):
     built = build(config_for(algorithm), Pictures)
     assert built.transport.memory(built.topology.lanes[0])["observation.obs"].dtype == np.uint8
     built.close()
+
+
+def spec_of(algorithm, make, **fields):
+    return replace(make_spec(config_for(algorithm), make(4).spec), **fields)
+
+
+def random_part(trainer, seed, behind=0.0):
+    """A rollout of CartPole's shapes that the trainer's own policy chose, with episodes that end
+    and rows that only reset; `behind` is added to what acted, in log-probabilities."""
+    rng = np.random.default_rng(seed)
+    observation, T, B = {"obs": leaf((4,), np.float32)}, 12, 4
+    extras = {"log_prob": leaf((), np.float32)}
+    layout = rollout_layout(observation, leaf((), np.int64), extras, T, B)
+    part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
+    part.observation["obs"][:] = rng.normal(size=(T + 1, B, 4))
+    part.action[:] = rng.integers(2, size=(T, B))
+    part.reward[:] = rng.normal(size=(T, B))
+    part.terminated[:] = rng.random((T, B)) < 0.1
+    part.valid[:] = rng.random((T, B)) < 0.85
+    part.terminated &= part.valid
+    now = trainer._log_prob(torch.from_numpy(part.observation["obs"][:-1]), part.action)
+    part.extras["log_prob"][:] = now + behind * rng.normal(size=(T, B))
+    return part, now
+
+
+def values_of(trainer, part):
+    with torch.no_grad():
+        rows = torch.from_numpy(part.observation["obs"]).flatten(0, 1)
+        return trainer._value(rows).view(part.observation["obs"].shape[:2]).numpy()
+
+
+VTRACE = PPO(lam=1.0, gamma=0.9, epochs=1, minibatches=1, normalise_advantage=False)
+CARTPOLE = partial(make_env, "CartPole-v1", kwargs={})
+
+
+def test_on_policy_vtrace_with_lambda_1_is_the_n_step_return():
+    trainer = VTRACE.trainer(spec_of(VTRACE, CARTPOLE, correct="vtrace"))
+    part, now = random_part(trainer, 0)
+    value, expected = values_of(trainer, part), []
+    for t, b in np.argwhere(part.valid):
+        total, discount = 0.0, 1.0
+        for k in range(t, len(part.reward)):
+            total += discount * part.reward[k, b]
+            discount *= 0.9
+            if part.terminated[k, b]:
+                break
+            if k + 1 == len(part.reward) or not part.valid[k + 1, b]:
+                total += discount * value[k + 1, b]
+                break
+        expected.append(total)
+    trainer.take(part)
+    taken = {k: v.numpy() for k, v in trainer._parts[0].items()}
+    np.testing.assert_allclose(taken["target"], expected, rtol=1e-4, atol=1e-5)
+    advantage = expected - value[:-1][part.valid]
+    np.testing.assert_allclose(taken["advantage"], advantage, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(taken["log_prob"], now[part.valid])
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.9])
+def test_vtrace_is_the_uncorrected_estimate_where_all_weights_are_1_and_lambda_is(lam):
+    algorithm = replace(VTRACE, lam=lam, epochs=2)
+    learnt = []
+    for correct in ("none", "vtrace"):
+        trainer = algorithm.trainer(spec_of(algorithm, CARTPOLE, correct=correct))
+        trainer.take(random_part(trainer, 1)[0])
+        trainer.finish()
+        learnt.append(trainer.networks())
+    same = all(np.allclose(learnt[0][k], learnt[1][k], atol=1e-6) for k in learnt[0])
+    assert same == (lam == 1.0)
+
+
+def test_stale_rollouts_are_corrected_and_the_ratio_is_anchored_at_the_update():
+    told = {}
+    for correct in ("none", "vtrace"):
+        trainer = VTRACE.trainer(spec_of(VTRACE, CARTPOLE, correct=correct))
+        part, now = random_part(trainer, 2, behind=1.0)
+        value = values_of(trainer, part)
+        trainer.take(part)
+        taken = {k: v.numpy() for k, v in trainer._parts[0].items()}
+        if correct == "vtrace":
+            target, advantage = vtrace(
+                now - part.extras["log_prob"], part.reward, value, part.terminated, part.valid, 0.9
+            )
+            np.testing.assert_allclose(taken["target"], target[part.valid], atol=1e-5)
+            np.testing.assert_allclose(taken["advantage"], advantage[part.valid], atol=1e-5)
+        told[correct] = trainer.finish()
+    assert told["none"]["approx_kl"] > 0.1
+    assert abs(told["vtrace"]["approx_kl"]) < 1e-6
+    assert told["vtrace"]["clip_fraction"] == 0
+
+
+def test_what_the_policy_would_never_do_weighs_nothing_after_normalising_either():
+    """Rewards are all positive, so the mean advantage is far from 0."""
+    algorithm = replace(VTRACE, normalise_advantage=True)
+    trainer, seen = algorithm.trainer(spec_of(algorithm, CARTPOLE, correct="vtrace")), []
+    part, _ = random_part(trainer, 3)
+    part.reward[:] = 5.0
+    part.valid[:] = True
+    part.extras["log_prob"][3] += 60.0
+    trainer._loss, loss = lambda batch, tell: seen.append(batch) or loss(batch, tell), trainer._loss
+    trainer.take(part)
+    trainer.finish()
+    advantage, weight = seen[0]["advantage"], seen[0]["weight"]
+    assert int((weight < 1e-20).sum()) == 4
+    assert advantage[weight < 1e-20].abs().max() < 1e-18
+    rest = advantage[weight > 0.5]
+    assert 0.8 < rest.std() < 1.2
+
+
+def test_ppo_learns_the_identity_from_stale_rollouts_with_vtrace():
+    scale = ScaleConfig("local", "impala", actors=3, envs_per_actor=8, rollout_length=16)
+    algorithm = replace(SMALL_PPO, epochs=1, learning_rate=2e-2, gamma=0.0)
+    seldom = RelaxConfig(publish=5)
+    built = build(config_for(algorithm, scale=scale, relax=seldom), toy("Identity"))
+    assert built.spec.correct == "vtrace"
+    built.learner.begin()
+    driver, stale, returns = Serial(built.roles), [], []
+    for _ in range(100):
+        run_updates(built, driver, 1)
+        stale.append(built.learner.report.staleness.max())
+        returns += built.learner.report.episodes["return"].tolist()
+    assert max(stale) > 3
+    assert np.mean(returns[-50:]) > 15, "of 16"
+    built.close()
+
+
+class Plain(PPO):
+    """Does not know how to correct."""
+
+    corrects = ()
+
+
+def test_an_algorithm_that_cannot_correct_is_refused():
+    for algorithm in (Plain(), SMALL_DQN):
+        with pytest.raises(Refusal, match=r'Set relax.correct = "none"'):
+            build(config_for(algorithm, relax=RelaxConfig(correct="vtrace")), toy("Chain"))
+    with pytest.raises(Refusal, match=r'Set relax.explore = "alike"'):
+        build(config_for(SMALL_PPO, relax=RelaxConfig(explore="ladder")), toy("Chain"))
+
+
+@pytest.mark.parametrize("actors", [2, 5])
+def test_actors_on_the_ladder_have_their_own_constant_share_of_random_actions(actors):
+    scale = ScaleConfig("local", "apex", actors=actors, envs_per_actor=4, rollout_length=4)
+    algorithm = replace(SMALL_DQN, warmup=128)
+    built = build(config_for(algorithm, scale=scale), toy("Chain"))
+    built.learner.begin()
+    run_updates(built, Shuffled(built.roles, 0), 300)
+    shares = [actor._policy._epsilon for actor in built.actors]
+    assert min(actor.version for actor in built.actors) > 0
+    assert shares == [0.4 ** (1 + 7 * i / (actors - 1)) for i in range(actors)]
+    assert built.topology.policy._rung is None, "the evaluator's policy is on no rung"
+    assert built.learner.report.metrics["epsilon"] == pytest.approx(np.mean(shares))
+    built.close()
+
+
+def test_the_first_rung_acts_at_random_in_two_of_five_steps():
+    spec = spec_of(SMALL_DQN, toy("Chain"), explore="ladder", actors=4)
+    trainer, share = SMALL_DQN.trainer(spec), []
+    for actor in (0, 3):
+        policy = SMALL_DQN.policy(replace(spec, actor=actor))
+        policy.load(trainer.params(0))
+        observation = make_env("toy/Chain", 2000, {}).reset(0)
+        drawn = policy.act(observation, {}, np.random.default_rng(0)).action
+        greedy = policy.act(observation, {}, None).action
+        share.append(np.mean(drawn != greedy) * 2)  # half of the random ones are the best one
+    assert share[0] == pytest.approx(0.4, abs=0.05)
+    assert share[1] < 0.01

@@ -1,5 +1,10 @@
 """The account, against what it says in words."""
 
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,3 +160,71 @@ def test_pieces_are_for_updates_in_their_order(balance, served, pieces, base):
     balance.served, balance.pieces, balance.base = served, pieces, base
     updates = [base + k for k in range(served + 1) for _ in range(pieces)]
     assert balance.serving_update() == updates[served]
+
+
+@dataclass
+class Limiter:
+    """Reverb's SampleToInsertRatio, as its sources write it; nothing is ever deleted."""
+
+    samples_per_insert: Fraction
+    min_size: int
+    error_buffer: Fraction
+    inserts: int = 0
+    samples: int = 0
+
+    @property
+    def offset(self):
+        return self.samples_per_insert * self.min_size
+
+    def can_sample(self, n):
+        min_diff = self.offset - self.error_buffer
+        diff = self.inserts * self.samples_per_insert - self.samples - n
+        return self.inserts >= self.min_size and diff >= min_diff
+
+    def can_insert(self, n):
+        max_diff = self.offset + self.error_buffer
+        diff = (self.inserts + n) * self.samples_per_insert - self.samples
+        return self.inserts + n <= self.min_size or diff <= max_diff
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_with_a_credit_the_account_is_reverbs_limiter(seed):
+    """10 accounts of 10,000 random operations. Reverb counts rows, the account rollouts and
+    batches: a rollout may begin where its first row may be inserted, one more batch allowed."""
+    draw = random.Random(seed)
+    rows, new, batch = draw.randint(1, 64), draw.randint(1, 100), draw.randint(1, 256)
+    warmup, error = draw.randint(1, 500), draw.randint(1, 8)
+    ours = Balance(rows, new, warmup, lead=error, credit=error)
+    ratio = Fraction(batch, new)
+    theirs, wider = (Limiter(ratio, warmup, Fraction(e * batch)) for e in (error, error + 1))
+    asked = {True: 0, False: 0}
+    for _ in range(10_000):
+        assert ours.may_serve() == theirs.can_sample(batch)
+        assert ours.may_grant(ours.served) == wider.can_insert(1)
+        assert ours.may_grant(ours.served) or not theirs.can_insert(rows)
+        if draw.random() < 0.5:
+            may = ours.may_grant(ours.served)
+            ours.granted += may
+            ours.received += may
+        else:
+            may = ours.may_serve()
+            ours.served += may
+        asked[may] += 1
+        for limiter in (theirs, wider):
+            limiter.inserts, limiter.samples = ours.received * rows, ours.served * batch
+    assert min(asked.values()) > 100, "the limits were hardly met"
+
+
+@given(accounts, st.integers(1, 5), st.integers(0, 20))
+def test_a_credit_is_so_many_updates_and_none_of_the_warm_up(balance, credit, served):
+    balance.warmup += 1
+    plain = Balance(balance.rows_per_rollout, balance.steps_per_update, balance.warmup, 0)
+    balance.credit, balance.served = credit, served + credit
+    for received in range(400):
+        balance.received = plain.received = received
+        plain.served = served
+        assert balance.may_serve() == plain.may_serve()
+        if balance.filling():
+            balance.served = 0
+            assert not balance.may_serve()
+            balance.served = served + credit

@@ -17,6 +17,7 @@ import pytest
 
 from tianji.__main__ import main
 from tianji.folder import locked
+from tianji.relax import PRESETS
 
 SMALL = [
     "ppo_cartpole", "algorithm.epochs=1", "network.hidden=[8]", "scale.envs_per_actor=4",
@@ -216,11 +217,20 @@ def test_list_names_everything_there_is(capsys):
     assert main(["list", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {"dqn", "ppo"} <= told["algorithms"].keys()
-    assert "sync" in told["presets"]
+    assert list(told["presets"]) == list(PRESETS)
+    assert told["presets"]["seed"]["edges"] == {"I": "live", "II": "waiting", "III": "free"}
+    assert told["presets"]["apex"]["for"] == told["presets"]["reverb"]["for"] == ["replay"]
+    assert told["presets"]["impala"]["for"] == ["on-policy"]
+    assert {name for name, about in told["presets"].items() if about["groups"]} == {"a3c", "gala"}
     assert "ppo_cartpole" in told["configs"]
     assert any(env["extra"] == "box2d" for env in told["envs"])
     assert main(["list"]) == 0
-    assert "ppo_cartpole" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "ppo_cartpole" in listed
+    for name, about in told["presets"].items():
+        assert about["about"]
+        assert re.search(rf"^  {name} +I \w+, II \w+, III \w+", listed, re.MULTILINE), name
+        assert f"  {about['about']}\n" in listed
 
 
 def test_doctor_finds_what_is_needed(capsys):

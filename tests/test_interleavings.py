@@ -115,6 +115,7 @@ class Once:
 
     name: ClassVar[str] = "once"
     on_policy: ClassVar[bool] = True
+    corrects: ClassVar[tuple[str, ...]] = ("vtrace",)
 
     def check(self, spec):
         pass
@@ -149,6 +150,7 @@ class Again:
 
     name: ClassVar[str] = "again"
     on_policy: ClassVar[bool] = False
+    explores: ClassVar[tuple[str, ...]] = ("ladder",)
     batch: ClassVar[int] = 4
 
     def check(self, spec):
@@ -413,10 +415,12 @@ def relaxations(draw, actors, leads=(0, 1, 2, 4, math.inf), lates=("wait", "pass
     window = draw(st.sampled_from([1, 1, 2, 4]))
     publish = draw(st.integers(1, int(min(3, lead + 1))))
     least = (lead if math.isfinite(lead) else publish - 1) + window - 1
+    take = "barrier" if lead == 0 else draw(st.sampled_from(["barrier", "boundary"]))
     return {
         "lead": float(lead),
         "late": late,
-        "take": "barrier" if lead == 0 else draw(st.sampled_from(["barrier", "boundary"])),
+        "take": take,
+        "infer": "actor" if take == "barrier" else draw(st.sampled_from(["actor", "server"])),
         "start": "batch" if window > 1 else draw(st.sampled_from(["batch", "stream"])),
         "publish": publish,
         "window": window,
@@ -450,6 +454,10 @@ def again_cases(draw, leads=(0, 1, 2, 4, math.inf), lates=("wait", "pass")):
         "take": "barrier" if lead == 0 else draw(st.sampled_from(["barrier", "boundary"])),
         "publish": draw(st.integers(1, int(min(3, lead + 1)))),
     }
+    if relax["take"] == "boundary":
+        relax["infer"] = draw(st.sampled_from(["actor", "server"]))
+    if relax["late"] == "pass":
+        relax["credit"] = draw(st.sampled_from([0, 1, 5]))
     warmup = draw(st.integers(4, 2 * rows))
     return Case(actors, relax, replay=(new, warmup, draw(st.integers(2, 4))))
 
@@ -474,7 +482,8 @@ def check_account(built):
     if not balance.paced:
         return
     rows = balance.received * balance.rows_per_rollout
-    assert rows >= balance.warmup + version * balance.steps_per_update
+    due = max(0, version - balance.credit)
+    assert rows >= balance.warmup + due * balance.steps_per_update
     ahead = balance.warmup + (version + lead + 1) * balance.steps_per_update
     assert rows < ahead + balance.round * balance.rows_per_rollout
 

@@ -9,7 +9,7 @@ ROOT = Path(tianji.__file__).parent
 NOUNS = {"types", "errors", "role", "env", "algorithm"}
 PURE = {"balance", "trigger", "relax"}
 PARTS = {"store", "returns", "optim", "networks", "distributions", "moments"}
-ROLES = {"actor", "buffer", "learner", "evaluator"}
+ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 
 
 def imports(path):

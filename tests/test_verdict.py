@@ -29,6 +29,15 @@ def test_the_bottleneck_is_named_with_who_waits_for_it(time, told):
     assert verdict(time) == told
 
 
+def test_actors_that_wait_for_a_server_are_told_from_those_that_wait_for_the_learner():
+    time = of(0.1, 0.3) | {"server": {"infer": 0.4, "wait_actor": 0.6}}
+    assert verdict(time) == "actors 90 % busy; learner blocked 30 % on actors"
+    time["actor"] = {"simulate": 0.3, "wait_server": 0.6, "wait_buffer": 0.1}
+    assert verdict(time) == "server 40 % busy; actors blocked 60 % on server"
+    time["actor"] = {"simulate": 0.3, "wait_server": 0.1, "wait_buffer": 0.6}
+    assert verdict(time) == "learner 70 % busy; actors blocked 70 % on learner"
+
+
 def test_in_one_process_nobody_waits():
     assert verdict({"serial": {"actor/infer": 0.4, "learner/update": 0.6}}) == ""
     shares = {"actor/infer": 0.3, "buffer/serve": 0.1, "learner/update": 0.6}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tianji.algorithm import Decision, Policy, restart
+from tianji.algorithm import Acting, Decision, restart
 from tianji.channel import Outbox, Slot, Subscriber
 from tianji.env import Env, Restorable, TimeStep, check_step, first_observation, remake
 from tianji.errors import Failure
@@ -40,17 +40,18 @@ class Actor:
         self,
         index: int,
         env: Env,
-        policy: Policy,
+        policy: Acting,
         rollouts: Outbox,
-        snapshots: Subscriber,
+        snapshots: Subscriber | None,
         behind: float,
         rng: np.random.Generator,
         seed: int,
         make: Callable[[int], Env],
         send: Trigger | None = None,
     ) -> None:
-        """A grant for update k is begun with version k - `behind` or a newer one; `make` makes the
-        env anew where it raised; `send` says when a rollout is pushed before it is full."""
+        """A grant for update k is begun with version k - `behind` or a newer one; without
+        `snapshots`, the policy is elsewhere and has its own. `make` makes the env anew where it
+        raised; `send` says when a rollout is pushed before it is full."""
         self.name = f"actor-{index}"
         self.produced = 0
         """valid steps so far"""
@@ -94,7 +95,13 @@ class Actor:
             return self._begin()
         if self._decision is None:
             observation = {name: rows[self._t] for name, rows in self._rollout.observation.items()}
-            self._decision = self._policy.act(observation, self._recurrent, self._rng)
+            decision = self._policy.act(observation, self._recurrent, self._rng)
+            if isinstance(decision, Did):
+                return decision
+            if self._t == 0 and decision.version >= 0:
+                # Later steps may be of newer versions: the oldest is the rollout's.
+                self._version = self._rollout.head[VERSION] = decision.version
+            self._decision = decision
             return INFER
         did = self._simulate(self._rollout, self._decision)
         self._decision = None
@@ -121,13 +128,13 @@ class Actor:
             "decision": None,
         }
         if self._decision is not None:
-            action, recurrent, extras = self._decision
+            action, recurrent, extras, _ = self._decision
             state["decision"] = {
                 "action": action.copy(),
                 "state": {name: array.copy() for name, array in recurrent.items()},
                 "extras": {name: array.copy() for name, array in extras.items()},
             }
-        if isinstance(self._env, Restorable):
+        if isinstance(self._env, Restorable) and self._snapshots is not None:
             state["env"] = self._env.state()
         return state
 
@@ -154,8 +161,9 @@ class Actor:
             self._decision = Decision(**state["decision"])
 
     def exact(self, state: State) -> bool:
-        """Can this actor go on exactly from the state?"""
-        return "env" in state and isinstance(self._env, Restorable)
+        """Can this actor go on exactly from the state? Not where a server knows its episodes."""
+        known = self._snapshots is not None
+        return known and "env" in state and isinstance(self._env, Restorable)
 
     def close(self) -> None:
         self._env.close()
@@ -168,13 +176,14 @@ class Actor:
             self._open(slot)
             self._t, self._half = self._half, -1
             return LOAD
-        newest = self._snapshots.probe(self._version, self._params.flat)
-        if newest > self._version:
-            self._version = newest
-            self._policy.load(self._params)
-            return LOAD
-        if self._version < 0 or self._version < slot.tag - self._behind:
-            return NO_VERSION
+        if self._snapshots is not None:
+            newest = self._snapshots.probe(self._version, self._params.flat)
+            if newest > self._version:
+                self._version = newest
+                self._policy.load(self._params)
+                return LOAD
+            if self._version < 0 or self._version < slot.tag - self._behind:
+                return NO_VERSION
         rollout = self._open(slot)
         for name, rows in rollout.observation.items():
             rows[0] = self._observation[name]
@@ -191,7 +200,7 @@ class Actor:
 
     def _simulate(self, rollout: Rollout, decision: Decision) -> Did:
         t = self._t
-        action, self._recurrent, extras = decision
+        action, self._recurrent, extras, _ = decision
         did = SIMULATE
         try:
             observation, reward, terminated, truncated, valid = self._env.step(action)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tianji.env import EnvSpec
 from tianji.errors import Refusal, nearest
-from tianji.role import State
+from tianji.role import Did, State
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
@@ -81,6 +81,12 @@ class Spec:
     """batches of which each update draws one; 1: each is consumed once"""
     sends_early: bool = False
     """rollouts may be pushed before they are full; the rest of them is rows that are not valid"""
+    correct: str = "none"
+    """what is done against staleness, of `Algorithm.corrects`"""
+    explore: str = "alike"
+    """how actors differ in exploring, of `Algorithm.explores`"""
+    actor: int | None = None
+    """which one a policy is for; None: for any, or for all"""
 
     @property
     def rows_per_rollout(self) -> int:
@@ -94,6 +100,8 @@ class Decision(NamedTuple):
     """recurrent state after it, each [B, ...]"""
     extras: Leaves
     """what training needs of the moment of acting, each [B, ...]"""
+    version: int = -1
+    """that chose, where it was not the actor's own"""
 
 
 class Policy(Protocol):
@@ -113,7 +121,23 @@ class Policy(Protocol):
         """Choose for B envs; without `rng`, greedily."""
 
 
-def restart(policy: Policy, state: Leaves, ended: Array) -> None:
+class Acting(Protocol):
+    """What an actor asks for actions: a policy of its own, or one elsewhere that answers later."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def initial(self, B: int) -> Leaves: ...
+
+    def load(self, params: Params) -> None: ...
+
+    def act(
+        self, observation: Leaves, state: Leaves, rng: np.random.Generator | None
+    ) -> Decision | Did:
+        """As a policy's; or what was done instead, or is waited for: then call it again."""
+
+
+def restart(policy: Acting, state: Leaves, ended: Array) -> None:
     """Begin the recurrent state of these envs anew, in place."""
     if state and ended.any():
         initial = policy.initial(len(ended))
@@ -201,7 +225,9 @@ class Algorithm(Protocol):
     """A frozen dataclass of hyperparameters that makes the parts.
 
     One whose schedules depend on when the run ends says so by a property `uses_end`: resuming it
-    with another end is then not called exact.
+    with another end is then not called exact. One that heeds `Spec.correct` or `Spec.explore` names
+    the words that it knows in `corrects` and `explores`, beside "none" and "alike"; others are
+    refused.
     """
 
     name: ClassVar[str]

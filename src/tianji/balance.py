@@ -22,6 +22,8 @@ class Balance:
     """parts in which an update is served"""
     paced: bool = True
     """False: once there is enough for one batch, batches do not wait for new rows"""
+    credit: int = 0
+    """updates that learning may run ahead of its rows, once the warm-up is there"""
     granted: int = 0
     """rollouts granted, those aside that were filtered or lost"""
     received: int = 0
@@ -50,8 +52,9 @@ class Balance:
     def may_serve(self) -> bool:
         """Have the rows arrived that the next piece is meant to follow?"""
         served = self.served if self.paced else min(self.served, self.pieces - 1)
-        due = self.warmup * self.pieces + (served + 1) * self.steps_per_update
-        return self.received * self.rows_per_rollout * self.pieces >= due
+        ahead = max(0, served + 1 - self.credit * self.pieces)
+        due = self.warmup * self.pieces + ahead * self.steps_per_update
+        return self.received * self.rows_per_rollout * self.pieces >= max(1, due)
 
     def serving_update(self) -> int:
         """The update that the next piece is for."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tianji.actor import Actor
-from tianji.algorithm import Lanes, OnceStore, Policy, Spec, Store
+from tianji.algorithm import Acting, Lanes, OnceStore, Policy, Spec, Store
 from tianji.balance import Balance, uneven_rounds
 from tianji.buffer import MOST_OUT, Buffer, batch_layout
 from tianji.channel import Channel, Transport
@@ -22,6 +22,7 @@ from tianji.learner import Learner
 from tianji.machine import free_memory
 from tianji.relax import Relaxation, Sizes, problem, relaxation
 from tianji.role import Role, generator
+from tianji.server import Remote, Server, answers_layout, asks_layout
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
 from tianji.types import Array, Params, rollout_layout
@@ -54,8 +55,58 @@ def make_spec(config: Config, env: EnvSpec) -> Spec:
         window=config.reuse.window,
         sends_early=config.relax.send_when is not None,
     )
+    relax = relax_of(config, spec)
+    for key, word, plain in (
+        ("correct", relax.correct, "none"),
+        ("explore", relax.explore, "alike"),
+    ):
+        if word != plain and word not in getattr(config.algorithm, f"{key}s", ()):
+            raise Refusal(
+                f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
+                f'would be without effect. Set relax.{key} = "{plain}".'
+            )
+    spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore)
     config.algorithm.check(spec)
     return spec
+
+
+def relax_of(config: Config, spec: Spec) -> Relaxation:
+    """The preset with the config's own fields; refuses what cannot work."""
+    algorithm, scale, own = config.algorithm, config.scale, config.relax
+    rows = spec.actors * spec.rows_per_rollout
+    sizes = Sizes(
+        on_policy=algorithm.on_policy,
+        alone=scale.engine == "serial",
+        round=1 if algorithm.on_policy else max(1, rows // algorithm.steps_per_update(spec)),
+        actors=spec.actors,
+        envs=spec.envs,
+        groups=scale.groups,
+    )
+    given = dataclasses.asdict(own) | {"window": config.reuse.window}
+    fields = {k: v for k, v in given.items() if v is not None and not k.endswith("_when")}
+    relax = relaxation(scale.relax, sizes, fields)
+    if (wrong := problem(relax, sizes)) is not None:
+        raise Refusal(wrong)
+    for key in ("max_batch", "max_wait"):
+        if key in fields and relax.infer == "actor":
+            raise Refusal(
+                f"relax.{key} = {fields[key]} is for an inference server, and there is none, so it "
+                f'would do nothing. Set relax.infer = "server", or leave relax.{key} out.'
+            )
+    if own.publish_when and math.isfinite(relax.lead):
+        raise Refusal(
+            f'relax.publish_when = "{own.publish_when}" may leave actors without '
+            f"the version that relax.lead = {relax.lead:g} makes them wait for, and the run "
+            f'would stand still. Set relax.lead = inf and relax.take = "boundary".'
+        )
+    if own.publish_when and relax.max_staleness is not None:
+        raise Refusal(
+            f'relax.publish_when = "{own.publish_when}" may be due less often '
+            f"than relax.max_staleness = {relax.max_staleness} needs, and the run would stand "
+            f"still: all that actors make in between would be thrown away. Leave "
+            f'relax.max_staleness out and set scale.relax = "free".'
+        )
+    return relax
 
 
 @dataclass(frozen=True)
@@ -65,6 +116,10 @@ class Topology:
     actor-i ── rollouts-i ──▶ buffer ── batches ──▶ learner
        ▲                                               │
        └──────────────────── snapshots ◀───────────────┘── evaluations ──▶ evaluator
+
+    With an inference server, snapshots go to it alone:
+
+    actor-i ── asks-i ──▶ server ── answers-i ──▶ actor-i
     """
 
     config: Config
@@ -79,7 +134,16 @@ class Topology:
         kind, _, index = role.partition("-")
         match kind:
             case "actor":
+                if self.serves:
+                    asks, answers = f"asks-{index}", f"answers-{index}"
+                    return [(lanes[int(index)], "send"), (asks, "send"), (answers, "receive")]
                 return [(lanes[int(index)], "send"), (SNAPSHOTS, f"subscribe-{index}")]
+            case "server":
+                return [
+                    *((channel.name, "receive") for channel in self.asks),
+                    *((channel.name, "send") for channel in self.answers),
+                    (SNAPSHOTS, "subscribe-0"),
+                ]
             case "buffer":
                 return [*((lane, "receive") for lane in lanes), ("batches", "send")]
             case "learner":
@@ -101,7 +165,18 @@ class Topology:
     def role_names(self) -> list[str]:
         """In the order in which a serial driver steps them."""
         actors = [f"actor-{i}" for i in range(self.spec.actors)]
-        return [*actors, "buffer", "learner", *(["evaluator"] if self.evaluates else [])]
+        server = ["server"] if self.serves else []
+        return [*actors, *server, "buffer", "learner", *(["evaluator"] if self.evaluates else [])]
+
+    @property
+    def serves(self) -> bool:
+        """Does a server choose the actions?"""
+        return self.relax.infer == "server"
+
+    @property
+    def subscribers(self) -> int:
+        """Of snapshots."""
+        return 1 if self.serves else self.spec.actors
 
     @property
     def evaluates(self) -> bool:
@@ -109,33 +184,7 @@ class Topology:
 
     @cached_property
     def relax(self) -> Relaxation:
-        """The preset with the config's own fields; refuses what cannot work."""
-        algorithm, spec = self.config.algorithm, self.spec
-        rows = spec.actors * spec.rows_per_rollout
-        sizes = Sizes(
-            on_policy=algorithm.on_policy,
-            alone=self.config.scale.engine == "serial",
-            round=1 if algorithm.on_policy else max(1, rows // algorithm.steps_per_update(spec)),
-        )
-        given = dataclasses.asdict(self.config.relax) | {"window": self.config.reuse.window}
-        fields = {k: v for k, v in given.items() if v is not None and not k.endswith("_when")}
-        relax = relaxation(self.config.scale.relax, sizes, fields)
-        if (wrong := problem(relax, sizes)) is not None:
-            raise Refusal(wrong)
-        if self.config.relax.publish_when and math.isfinite(relax.lead):
-            raise Refusal(
-                f'relax.publish_when = "{self.config.relax.publish_when}" may leave actors without '
-                f"the version that relax.lead = {relax.lead:g} makes them wait for, and the run "
-                f'would stand still. Set relax.lead = inf and relax.take = "boundary".'
-            )
-        if self.config.relax.publish_when and relax.max_staleness is not None:
-            raise Refusal(
-                f'relax.publish_when = "{self.config.relax.publish_when}" may be due less often '
-                f"than relax.max_staleness = {relax.max_staleness} needs, and the run would stand "
-                f"still: all that actors make in between would be thrown away. Leave "
-                f'relax.max_staleness out and set scale.relax = "free".'
-            )
-        return relax
+        return relax_of(self.config, self.spec)
 
     @cached_property
     def balance(self) -> Balance:
@@ -152,6 +201,7 @@ class Topology:
             lead=relax.lead,
             round=spec.actors if relax.lead == 0 and not algorithm.on_policy else 1,
             paced=relax.paced,
+            credit=relax.credit,
         )
 
     @cached_property
@@ -179,6 +229,16 @@ class Topology:
         if relax.late == "pass" and self.config.algorithm.on_policy:
             slots *= 2  # half of the actors can stand still, and the others go on
         return [Channel(f"rollouts-{i}", layout, slots) for i in range(spec.actors)]
+
+    @property
+    def asks(self) -> list[Channel]:
+        layout = asks_layout(self.spec.env.observation, self.spec.envs)
+        return [Channel(f"asks-{i}", layout, 1) for i in range(self.spec.actors) if self.serves]
+
+    @property
+    def answers(self) -> list[Channel]:
+        layout = answers_layout(self.spec.env.action.leaf, self.policy.extras, self.spec.envs)
+        return [Channel(f"answers-{i}", layout, 1) for i in range(self.spec.actors) if self.serves]
 
     def store(self, transport: Transport) -> Store:
         memory = Lanes(tuple(transport.memory(lane) for lane in self.lanes))
@@ -209,17 +269,38 @@ class Topology:
     def actor(self, index: int, transport: Transport, life: int = 0) -> Actor:
         """The actor of this index; `life` counts how often it was begun anew."""
         spec, send = self.spec, self.config.relax.send_when
+        policy: Acting
+        if self.serves:
+            asks, answers = self.asks[index], self.answers[index]
+            policy = Remote(transport.outbox(asks), transport.inbox(answers))
+            snapshots = None
+        else:
+            policy = self.config.algorithm.policy(dataclasses.replace(spec, actor=index))
+            snapshots = transport.subscriber(SNAPSHOTS, self.params_size, index)
         return Actor(
             index=index,
             env=self.spare.pop() if self.spare else self.make(spec.envs),
-            policy=self.config.algorithm.policy(spec),
+            policy=policy,
             rollouts=transport.outbox(self.lanes[index]),
-            snapshots=transport.subscriber(SNAPSHOTS, self.params_size, index),
+            snapshots=snapshots,
             behind=self.relax.lead if self.relax.take == "barrier" else math.inf,
             rng=generator(spec.seed, "actor", index, life),
             seed=int(generator(spec.seed, "env", index, life).integers(2**31)),
             make=self.make,
             send=TRIGGERS[send] if send else None,
+        )
+
+    def server(self, transport: Transport, clock: Callable[[], float] | None = None) -> Server:
+        return Server(
+            policy=self.config.algorithm.policy(self.spec),
+            asks=[transport.inbox(channel) for channel in self.asks],
+            answers=[transport.outbox(channel) for channel in self.answers],
+            snapshots=transport.subscriber(SNAPSHOTS, self.params_size),
+            envs=self.spec.envs,
+            rng=generator(self.spec.seed, "server"),
+            max_batch=self.relax.max_batch,
+            max_wait=self.relax.max_wait,
+            clock=clock,
         )
 
     def buffer(self, transport: Transport) -> Buffer:
@@ -295,6 +376,7 @@ class Built:
     buffer: Buffer
     learner: Learner
     evaluator: Evaluator | None
+    server: Server | None = None
 
     @property
     def spec(self) -> Spec:
@@ -303,7 +385,8 @@ class Built:
     @property
     def roles(self) -> list[Role]:
         """In the order in which a serial driver steps them; the evaluator is called when due."""
-        return [*self.actors, self.buffer, self.learner]
+        server = [self.server] if self.server else []
+        return [*self.actors, *server, self.buffer, self.learner]
 
     def close(self) -> None:
         """Close everything, also where one thing fails to."""
@@ -323,4 +406,5 @@ def build(config: Config, make: MakeEnv | None = None) -> Built:
         buffer=joined.buffer(transport),
         learner=joined.learner(transport),
         evaluator=joined.evaluator(transport) if joined.evaluates else None,
+        server=joined.server(transport) if joined.serves else None,
     )

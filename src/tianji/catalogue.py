@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,14 @@ def told(listed: dict[str, Any]) -> str:
     lines = ["algorithms (algorithm.name)"]
     lines += [f"  {name:<16} {about}" for name, about in listed["algorithms"].items()]
     lines += ["", "presets (scale.relax): how parameters reach acting (I), actions simulating (II)"]
-    lines += ["and samples learning (III); with engine serial all three stay inside"]
+    lines += [
+        "and samples learning (III): inside a process, waiting, within a bound, free, or live, at"
+    ]
+    lines += ["every step; with engine serial all three stay inside"]
     for name, preset in listed["presets"].items():
         edges = ", ".join(f"{edge} {word}" for edge, word in preset["edges"].items())
         only = "" if len(preset["for"]) > 1 else f" ({preset['for'][0]} only)"
+        only += " (several groups)" if preset["groups"] else ""
         lines.append(f"  {name:<16} {edges}{only}")
         lines.append(f"  {'':<16} {preset['about']}")
     lines += ["", "shipped configs (tianji train NAME)"]
@@ -65,13 +70,15 @@ def told(listed: dict[str, Any]) -> str:
 def _preset(preset: Callable[[Sizes], Relaxation]) -> dict[str, Any]:
     """What a preset says of itself, its edges with processes, and which algorithms it is for."""
     sizes = {
-        "on-policy": Sizes(on_policy=True, alone=False),
-        "replay": Sizes(on_policy=False, alone=False),
+        case: Sizes(on_policy=case == "on-policy", alone=False, actors=2, groups=2)
+        for case in ("on-policy", "replay")
     }
+    alone = {size: replace(size, groups=1) for size in sizes.values()}
     return {
         "about": " ".join((preset.__doc__ or "").split()),
         "edges": preset(sizes["on-policy"]).edges,
         "for": [case for case, size in sizes.items() if problem(preset(size), size) is None],
+        "groups": all(problem(preset(size), size) is not None for size in alone.values()),
     }
 
 

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tianji.algorithm import Algorithm, Bound, Count, Network, Positive, Whole, algorithm_class
+from tianji.algorithm import (
+    Algorithm,
+    Bound,
+    Count,
+    Network,
+    NotNegative,
+    Positive,
+    Whole,
+    algorithm_class,
+)
 from tianji.env import import_modules
 from tianji.errors import Refusal, nearest
 from tianji.machine import cores
@@ -43,7 +52,10 @@ class ScaleConfig:
 
     engine: Literal["serial", "local"] = "serial"
     """what runs the roles; serial: all in this process; local: each in a process of its own"""
-    relax: Literal["sync", "periodic", "one_step", "bounded", "free", "tianji"] = "tianji"
+    relax: Literal[
+        "sync", "periodic", "one_step", "bounded", "free", "tianji",
+        "gorila", "seed", "a3c", "gala", "apex", "impala", "reverb",
+    ] = "tianji"  # fmt: skip
     """how far acting and learning may run apart: a preset, see `tianji list`"""
     actors: Annotated[int, Bound(1, 1000)] = 1
     """actors, each with envs of its own"""
@@ -79,6 +91,22 @@ class RelaxConfig:
     """updates between two snapshots for the actors"""
     max_staleness: Whole | None = None
     """versions behind, at most, of what an update consumes: a guarantee; not for replay"""
+    credit: Whole | None = None
+    """updates that learning may run ahead of its data; replay only"""
+    infer: Literal["actor", "server"] | None = None
+    """actor: each chooses its own actions; server: one role does for all, in dynamic batches"""
+    max_batch: Count | None = None
+    """infer = server: rows inferred at once, at most; none: those of all actors"""
+    max_wait: NotNegative | None = None
+    """infer = server: seconds that the first ask of a batch waits for others, at most"""
+    correct: Literal["none", "vtrace"] | None = None
+    """against staleness: none beyond the algorithm's own, or V-trace's truncated weights"""
+    explore: Literal["alike", "ladder"] | None = None
+    """alike: one schedule for all actors; ladder: each its own constant share of random actions"""
+    hosts: Literal["apart", "worker"] | None = None
+    """apart: each role in its own process; worker: actor, buffer and learner of a group in one"""
+    join: Literal["none", "average", "gossip", "hogwild"] | None = None
+    """how the learners of several groups become one"""
     publish_when: str | None = None
     """a registered trigger: publish when it is due, instead of every so many updates"""
     send_when: str | None = None

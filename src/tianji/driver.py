@@ -101,6 +101,7 @@ class Forever(Serial):
     ) -> None:
         super().__init__(roles, clock)
         self._sleep = sleep
+        self._nap = self.NAP
 
     def spent(self, kind: str) -> None:
         """The time since the last step was the first role's, of this kind."""
@@ -108,12 +109,13 @@ class Forever(Serial):
 
     def _pass(self, did: Did) -> str:
         role = self._roles[self.at]
+        self._nap = min(self._nap if self._waiting else self.NAP, did.nap)
         self._waiting += 1
         self.at = (self.at + 1) % len(self._roles)
         if self._waiting < len(self._roles):
             return "driver/turn"
         self._waiting = 0
-        self._sleep(self.NAP)
+        self._sleep(self._nap)
         return f"{role.name.split('-')[0]}/wait_{did.waits}"
 
 

@@ -49,7 +49,7 @@ class Evaluation:
 
     def step(self) -> Array | None:
         """One step of all envs; the episodes, EPISODE records, once enough have ended."""
-        action, self._recurrent, _ = self._policy.act(self._observation, self._recurrent, None)
+        action, self._recurrent, *_ = self._policy.act(self._observation, self._recurrent, None)
         try:
             step = self._env.step(action)
         except Exception as error:

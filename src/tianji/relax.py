@@ -30,28 +30,54 @@ class Relaxation:
     arrives"""
     paced: bool = True
     """False: updates do not wait for new steps, so the replay ratio is left to chance"""
+    credit: int = 0
+    """updates that learning may run ahead of its data, once the warm-up is there"""
     window: int = 1
     """batches of which each update draws one, 1 / window of it new"""
     publish: int = 1
     """updates between snapshots"""
     max_staleness: int | None = None
     """versions behind, at most, of what an update consumes; older ones are filtered, counted"""
+    infer: str = "actor"
+    """"actor": each chooses its own actions; "server": one role chooses those of all, with the
+    newest version"""
+    max_batch: int | None = None
+    """rows that the server infers at once, at most; None: those of all actors"""
+    max_wait: float = 0.002
+    """seconds that the first ask of a batch waits for others, at most"""
+    correct: str = "none"
+    """what the algorithm does against staleness: "none" beyond its own, or "vtrace" """
+    explore: str = "alike"
+    """"alike": one schedule for all actors; "ladder": each has its own constant share of random
+    actions"""
+    hosts: str = "apart"
+    """"apart": each role in a host of its own; "worker": actor, buffer and learner of a group in
+    one"""
+    join: str = "none"
+    """how the learners of groups become one: "none", "average", "gossip" or "hogwild" """
 
     @property
     def edges(self) -> dict[str, str]:
-        """Each edge in a word: inside, waiting, bounded or free."""
+        """Each edge in a word: inside (a call), waiting, bounded, free, or live (parameters change
+        within a rollout)."""
+        if self.hosts == "worker":
+            # Without locks, others change the parameters that a worker acts and learns with.
+            first = "free" if self.join == "hogwild" else "inside"
+            return {"I": first, "II": "inside", "III": "inside"}
         if math.isinf(self.lead):
             first = third = "free"
         elif self.lead == 0:
             first, third = "waiting", "waiting" if self.start == "batch" else "bounded"
         else:
             first = third = "bounded"
+        if self.infer == "server":
+            return {"I": "live", "II": "waiting", "III": third}
         return {"I": first, "II": "inside", "III": third}
 
     @property
     def exact(self) -> bool:
         """Does it fix what every update consumes, whatever the order of events?"""
-        return self.lead == 0 and self.late == "wait" and self.paced
+        return self.lead == 0 and self.late == "wait" and self.paced and self.join == "none"
 
 
 @dataclass(frozen=True)
@@ -64,6 +90,10 @@ class Sizes:
     """one host holds all roles, so that nothing runs beside anything"""
     round: int = 1
     """updates that one rollout of every actor is for, at least 1"""
+    actors: int = 1
+    envs: int = 1
+    """of one actor"""
+    groups: int = 1
 
 
 def sync(sizes: Sizes) -> Relaxation:
@@ -101,13 +131,59 @@ def tianji(sizes: Sizes) -> Relaxation:
     return Relaxation(lead=2 * sizes.round, late="pass")
 
 
+def gorila(sizes: Sizes) -> Relaxation:
+    """Actors wait for parameters and the learner for data, of whichever actor is first."""
+    return Relaxation(late="pass")
+
+
+def seed(sizes: Sizes) -> Relaxation:
+    """As free, but a server chooses all actions, with the newest version; V-trace on-policy."""
+    return replace(free(sizes), infer="server", correct="vtrace" if sizes.on_policy else "none")
+
+
+def a3c(sizes: Sizes) -> Relaxation:
+    """Each worker acts and learns in one process, on parameters that all change without locks."""
+    return Relaxation(hosts="worker", join="hogwild")
+
+
+def gala(sizes: Sizes) -> Relaxation:
+    """Each worker acts and learns in one process, and mixes parameters with others by gossip."""
+    return Relaxation(hosts="worker", join="gossip")
+
+
+def apex(sizes: Sizes) -> Relaxation:
+    """As free, and each actor has its own constant share of random actions, from 0.4 to 0.0007."""
+    return replace(free(sizes), explore="ladder")
+
+
+def impala(sizes: Sizes) -> Relaxation:
+    """As free, and V-trace corrects what is stale."""
+    return replace(free(sizes), correct="vtrace")
+
+
+def reverb(sizes: Sizes) -> Relaxation:
+    """Samples per insert are held within 2 rollouts of every actor: who is further ahead waits."""
+    error = 2 * sizes.round
+    return Relaxation(lead=error, late="pass", take="boundary", credit=error)
+
+
 PRESETS: dict[str, Callable[[Sizes], Relaxation]] = {
-    "sync": sync,
-    "periodic": periodic,
-    "one_step": one_step,
-    "bounded": bounded,
-    "free": free,
-    "tianji": tianji,
+    preset.__name__: preset
+    for preset in (
+        sync,
+        periodic,
+        one_step,
+        bounded,
+        free,
+        tianji,
+        gorila,
+        seed,
+        a3c,
+        gala,
+        apex,
+        impala,
+        reverb,
+    )
 }
 
 
@@ -124,7 +200,72 @@ def relaxation(preset: str, sizes: Sizes, fields: Mapping[str, Any]) -> Relaxati
 
 def problem(relax: Relaxation, sizes: Sizes) -> str | None:
     """Why this cannot work, with the consequence and the remedy; None where it can."""
-    lead, behind = relax.lead, relax.lead + relax.window - 1
+    for wrong in (_placement, _inference, _timing, _reuse, _bound, _mathematics):
+        if (told := wrong(relax, sizes)) is not None:
+            return told
+    return None
+
+
+def _placement(relax: Relaxation, sizes: Sizes) -> str | None:
+    """Who lives where, and with whom."""
+    if relax.hosts == "worker" and sizes.alone:
+        return (
+            'relax.hosts = "worker" puts each group into a process of its own, and engine serial '
+            'has one for all, so nothing would run beside anything. Set scale.engine = "local", or '
+            'scale.relax = "sync".'
+        )
+    if relax.hosts == "worker" and relax.infer == "server":
+        return (
+            'relax.infer = "server" takes inference out of the worker that relax.hosts = "worker" '
+            "makes one process of, so it would wait for another one at every step. Set relax.infer "
+            '= "actor".'
+        )
+    if relax.hosts == "worker" and (relax.lead > 0 or relax.publish > 1):
+        return (
+            f'relax.hosts = "worker" acts and learns in turn, so relax.lead = {relax.lead:g} and '
+            f"relax.publish = {relax.publish} would only make rollouts stale. Set relax.lead to 0 "
+            f"and relax.publish to 1."
+        )
+    if relax.hosts == "worker" and not relax.paced:
+        return (
+            'relax.hosts = "worker" acts and learns in turn; where updates do not wait for new '
+            'steps, as in scale.relax = "free", its actor would never have its turn. Set '
+            'scale.relax = "sync".'
+        )
+    if relax.join != "none" and sizes.groups < 2:
+        return (
+            f'relax.join = "{relax.join}" joins the learners of several groups, and there is one, '
+            f'so it would do nothing. Set relax.join = "none", or scale.groups to 2 or more.'
+        )
+    return None
+
+
+def _inference(relax: Relaxation, sizes: Sizes) -> str | None:
+    """Who chooses actions."""
+    if relax.infer == "actor":
+        return None
+    if relax.lead == 0:
+        return (
+            'relax.infer = "server" acts with the newest version at every step, so relax.lead = 0 '
+            "could not be kept: rollouts would be stale. Set relax.lead to 1 or more."
+        )
+    if relax.take == "barrier":
+        return (
+            'relax.infer = "server" acts with the newest version at every step, so no actor can '
+            'wait for one: relax.take = "barrier" could not be kept. Set relax.take = "boundary".'
+        )
+    if relax.max_batch is not None and relax.max_batch < sizes.envs:
+        return (
+            f"relax.max_batch = {relax.max_batch} is less than the {sizes.envs} envs of one actor, "
+            f"which ask together: nobody would be answered. Set relax.max_batch to {sizes.envs} or "
+            f"more."
+        )
+    return None
+
+
+def _timing(relax: Relaxation, sizes: Sizes) -> str | None:
+    """How far the two sides run apart."""
+    lead = relax.lead
     if lead < relax.publish - 1:
         return (
             f"relax.lead = {lead:g} with relax.publish = {relax.publish} stops the run: actors "
@@ -136,6 +277,25 @@ def problem(relax: Relaxation, sizes: Sizes) -> str | None:
             'relax.take = "boundary" never waits for a version, so relax.lead = 0 could not be '
             'kept: rollouts would be stale. Set relax.take = "barrier", or relax.lead to 1 or more.'
         )
+    if not relax.paced and not sizes.on_policy and sizes.alone:
+        return (
+            'scale.relax = "free" with replay needs processes: in one, the learner would never '
+            'stop for the actors. Set scale.engine = "local", or scale.relax = "tianji".'
+        )
+    if relax.credit > 0 and (sizes.on_policy or relax.late == "wait" or not relax.paced):
+        why = (
+            "each rollout is consumed once, so no update can begin before its own are there"
+            if sizes.on_policy
+            else 'relax.late = "wait" makes every update wait for its own rollouts'
+            if relax.late == "wait"
+            else "updates do not wait for new steps at all"
+        )
+        return f"relax.credit = {relax.credit} would do nothing: {why}. Set relax.credit to 0."
+    return None
+
+
+def _reuse(relax: Relaxation, sizes: Sizes) -> str | None:
+    """How rollouts become batches."""
     if relax.start == "stream" and not sizes.on_policy:
         return (
             'relax.start = "stream" takes rollouts as they arrive, but a batch from replay is '
@@ -152,30 +312,59 @@ def problem(relax: Relaxation, sizes: Sizes) -> str | None:
             f"reuse.window = {relax.window} would do nothing: replay has a window of its own. Set "
             f"algorithm.capacity instead."
         )
-    if relax.max_staleness is not None and not sizes.on_policy:
+    return None
+
+
+def _bound(relax: Relaxation, sizes: Sizes) -> str | None:
+    """What staleness may be."""
+    lead, behind, most = relax.lead, relax.lead + relax.window - 1, relax.max_staleness
+    if most is None:
+        return None
+    if not sizes.on_policy:
         return (
-            f"relax.max_staleness = {relax.max_staleness} would throw nearly all of replay away: "
+            f"relax.max_staleness = {most} would throw nearly all of replay away: "
             f"replay is old by design, and reports the age of what it draws. Leave it out, or "
             f"lower algorithm.capacity."
         )
-    if relax.max_staleness is not None and math.isfinite(lead) and relax.max_staleness < behind:
+    if math.isfinite(lead) and most < behind:
         return (
-            f"relax.max_staleness = {relax.max_staleness} with relax.lead = {lead:g} and "
+            f"relax.max_staleness = {most} with relax.lead = {lead:g} and "
             f"reuse.window = {relax.window} wastes work: rollouts may be {behind:g} versions "
             f"behind, and would be made only to be thrown away. Set relax.max_staleness to "
             f"{behind:g} or more, or lower relax.lead or reuse.window."
         )
     least = relax.publish + relax.window - 2
-    if relax.max_staleness is not None and relax.max_staleness < least:
+    if most < least:
         return (
-            f"relax.max_staleness = {relax.max_staleness} with relax.publish = {relax.publish} and "
+            f"relax.max_staleness = {most} with relax.publish = {relax.publish} and "
             f"reuse.window = {relax.window} stops the run: all that actors make before the next "
             f"version is published would be thrown away. Set relax.max_staleness to {least} or "
             f"more."
         )
-    if not relax.paced and not sizes.on_policy and sizes.alone:
+    return None
+
+
+def _mathematics(relax: Relaxation, sizes: Sizes) -> str | None:
+    """What algorithms are told to do about it."""
+    if relax.correct == "vtrace" and not sizes.on_policy:
         return (
-            'scale.relax = "free" with replay needs processes: in one, the learner would never '
-            'stop for the actors. Set scale.engine = "local", or scale.relax = "tianji".'
+            'relax.correct = "vtrace" follows whole rollouts in their order, and replay draws '
+            'single steps, so nothing would be corrected. Set relax.correct = "none".'
+        )
+    if relax.explore == "ladder" and sizes.on_policy:
+        return (
+            'relax.explore = "ladder" gives each actor its own share of random actions; an '
+            "on-policy algorithm explores by its own distribution, and would learn from what it "
+            'never chose. Set relax.explore = "alike".'
+        )
+    if relax.explore == "ladder" and relax.infer == "server":
+        return (
+            'relax.explore = "ladder" needs a policy for each actor, and relax.infer = "server" '
+            'has one for all, so all would explore alike. Set relax.explore = "alike".'
+        )
+    if relax.explore == "ladder" and sizes.actors < 2:
+        return (
+            'relax.explore = "ladder" with one actor has one rung: 40 % of all actions would be '
+            'random for ever. Set relax.explore = "alike", or scale.actors to 2 or more.'
         )
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy as np
 class Did:
     """Truthy: the kind of work that a step did. Falsy: whom the role waits for."""
 
-    __slots__ = ("kind", "waits")
+    __slots__ = ("kind", "nap", "waits")
 
-    def __init__(self, kind: str = "", waits: str = "") -> None:
+    def __init__(self, kind: str = "", waits: str = "", nap: float = math.inf) -> None:
         self.kind = kind
         self.waits = waits
+        self.nap = nap
+        """seconds after which it wants to be stepped again, even if nothing has arrived"""
 
     def __bool__(self) -> bool:
         return self.kind != ""
@@ -41,7 +44,7 @@ class Role(Protocol):
     def close(self) -> None: ...
 
 
-ROLES = ("actor", "buffer", "learner", "evaluator", "env", "eval_env", "init")
+ROLES = ("actor", "buffer", "learner", "evaluator", "env", "eval_env", "init", "server")
 
 
 def generator(seed: int, role: str, index: int = 0, life: int = 0) -> np.random.Generator:

@@ -53,7 +53,7 @@ class Player:
             )
         if not self._recurrent or len(next(iter(self._recurrent.values()))) != len(batch):
             self._recurrent = self._policy.initial(len(batch))
-        action, self._recurrent, _ = self._policy.act({"obs": batch}, self._recurrent, None)
+        action, self._recurrent, *_ = self._policy.act({"obs": batch}, self._recurrent, None)
         return action[0] if single else action
 
 

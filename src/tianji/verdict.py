@@ -38,6 +38,8 @@ def verdict(time: Mapping[str, Mapping[str, float]]) -> str:
     actors, learner = busy["actor"], busy["learner"]
     if min(actors, learner) >= BUSY:
         text = f"learner {learner:.0%} busy; actors {actors:.0%} busy: balanced"
+    elif (on_server := time["actor"].get("wait_server", 0.0)) > 0.5 * (1.0 - actors):
+        text = f"server {busy['server']:.0%} busy; actors blocked {on_server:.0%} on server"
     elif learner >= actors:
         blocked = sum(_waits(time["actor"]).values())
         text = f"learner {learner:.0%} busy; actors blocked {blocked:.0%} on learner"

@@ -5,7 +5,10 @@ import pytest
 import tianji
 from tianji.config import shipped_configs
 
-QUICK = {"ppo_cartpole", "dqn_cartpole", "ppo_acrobot", "ppo_pendulum"}
+QUICK = {
+    "ppo_cartpole", "dqn_cartpole", "ppo_acrobot", "ppo_pendulum",
+    "seed_cartpole", "reverb_cartpole",
+}  # fmt: skip
 """configs that need seconds; the others take minutes"""
 
 
@@ -37,6 +40,14 @@ def test_two_actors_in_processes_reach_the_target_asynchronously(name, envs, tmp
 @pytest.mark.parametrize("name", [path.stem for path in shipped_configs()])
 def test_every_config_reaches_its_target_on_three_seeds(name, seed, tmp_path):
     reaches(name, seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_actors_on_a_ladder_learn_balances_the_pole_without_exploring(seed, tmp_path):
+    result = tianji.train("apex_cartpole", [f"seed={seed}"], runs=tmp_path)
+    episodes = tianji.load(result.run_dir).evaluate(episodes=20, seed=123)
+    assert episodes["return"].mean() > 475
 
 
 def test_the_learnt_policy_balances_the_pole_without_exploring(tmp_path):

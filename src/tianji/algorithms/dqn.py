@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ class DQN:
 
     name: ClassVar[str] = "dqn"
     on_policy: ClassVar[bool] = False
+    explores: ClassVar[tuple[str, ...]] = ("ladder",)
 
     learning_rate: Positive = 1e-3
     """Adam's step size"""
@@ -109,6 +110,13 @@ class DQN:
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
 
+    def rung(self, spec: Spec) -> float | None:
+        """The constant share of random actions of one actor on Ape-X's ladder (Horgan et al. 2018);
+        None: the schedule holds."""
+        if spec.explore != "ladder" or spec.actor is None:
+            return None
+        return float(0.4 ** (1 + 7 * spec.actor / max(1, spec.actors - 1)))
+
     def epsilon(self, version: int) -> float:
         """By the env steps that a policy version stands for."""
         share = min(1.0, version * self.new_steps / self.epsilon_steps)
@@ -140,6 +148,7 @@ class Policy:
         self._network = networks.inference(spec.network, observation, module, "q")
         self._actions = spec.env.action.n
         self._epsilon = 1.0
+        self._rung = hyper.rung(spec)
         self.shapes = _shapes(module)
 
     def initial(self, B: int) -> Leaves:
@@ -147,7 +156,7 @@ class Policy:
 
     def load(self, params: Params) -> None:
         self._network.load(params)
-        self._epsilon = float(params["epsilon"])
+        self._epsilon = float(params["epsilon"]) if self._rung is None else self._rung
 
     def act(self, observation: Leaves, state: Leaves, rng: np.random.Generator | None) -> Decision:
         # The state's value of a dueling network is the same for all actions: no need to add it.
@@ -171,6 +180,9 @@ class Trainer:
         self._optimizer = Optimizer({"q": self._online}, hyper.max_grad_norm)
         self._target_flat = Flat({"target": self._target})
         self._params = Params(_shapes(self._online))
+        rungs = [hyper.rung(replace(spec, actor=i)) or 0.0 for i in range(spec.actors)]
+        self._ladder = sum(rungs) / len(rungs)
+        """mean share of random actions of actors on a ladder; 0: there is none"""
         self._updates = 0
         self._part: Rollout | None = None
         self._error: Callable[[Tensor, Tensor], Tensor] = (
@@ -189,7 +201,7 @@ class Trainer:
         told = torch.stack([loss.detach(), value, norm]).tolist()
         return dict(zip(("loss", "q_mean", "grad_norm"), told, strict=True)) | {
             "learning_rate": self._hyper.learning_rate,
-            "epsilon": self._hyper.epsilon(self._updates),
+            "epsilon": self._ladder or self._hyper.epsilon(self._updates),
         }
 
     def params(self, version: int) -> Params:

@@ -46,6 +46,7 @@ class PPO:
 
     name: ClassVar[str] = "ppo"
     on_policy: ClassVar[bool] = True
+    corrects: ClassVar[tuple[str, ...]] = ("vtrace",)
 
     learning_rate: Positive = 3e-4
     """Adam's step size"""
@@ -54,7 +55,7 @@ class PPO:
     gamma: Fraction = 0.99
     """discount per step"""
     lam: Fraction = 0.95
-    """lambda of the advantage estimate: 0 one-step, 1 Monte Carlo"""
+    """lambda of the advantage estimate or of V-trace: 0 one-step, 1 Monte Carlo"""
     epochs: Count = 10
     """passes over the batch in one update"""
     minibatches: Count = 4
@@ -225,15 +226,27 @@ class Trainer:
             rows = torch.split(observation.flatten(0, 1), CHUNK)
             value = torch.cat([self._value(x) for x in rows]).view(obs.shape[:2]).cpu().numpy()
         reward = self._rewards(part) if hyper.normalise_reward else part.reward
-        advantage = returns.gae(reward, value, part.terminated, part.valid, hyper.gamma, hyper.lam)
+        log_prob = part.extras["log_prob"]
+        estimate = reward, value, part.terminated, part.valid, hyper.gamma, hyper.lam
+        if self._spec.correct == "vtrace":
+            # What this update begins with corrects for what acted, and anchors the ratio.
+            now = self._log_prob(observation[:-1], part.action)
+            target, advantage = returns.vtrace(now - log_prob, *estimate)
+            weight = np.exp(np.minimum(now - log_prob, 0))
+            log_prob = now
+        else:
+            advantage = returns.gae(*estimate)
+            target = advantage + value[:-1]
         valid = torch.from_numpy(np.flatnonzero(part.valid)).to(self._spec.device)
         columns = {
             "action": part.action,
-            "log_prob": part.extras["log_prob"],
+            "log_prob": log_prob,
             "advantage": advantage,
             "value": value[:-1],
-            "target": advantage + value[:-1],
+            "target": target,
         }
+        if self._spec.correct == "vtrace":
+            columns["weight"] = weight
         tensors = {k: torch.from_numpy(v).to(self._spec.device) for k, v in columns.items()}
         tensors["obs"] = observation[:-1]
         self._parts.append({k: v.flatten(0, 1)[valid] for k, v in tensors.items()})
@@ -243,9 +256,7 @@ class Trainer:
         batch = {k: torch.cat([part[k] for part in self._parts]) for k in self._parts[0]}
         explained = _explained_variance(batch["value"], batch["target"])
         if hyper.normalise_advantage and len(batch["advantage"]) > 0:
-            advantage = batch["advantage"]
-            spread = advantage.std(correction=0) + 1e-8
-            batch["advantage"] = (advantage - advantage.mean()) / spread
+            batch["advantage"] = _normalised_advantage(batch["advantage"], batch.get("weight"))
         rate = self._learning_rate()
         told: list[Tensor] = []
         for epoch in range(hyper.epochs):
@@ -303,6 +314,19 @@ class Trainer:
         self._running[:] = state["running"]
         load_generator_state(self._rng, state["rng"])
 
+    def _log_prob(self, observation: Tensor, action: Array) -> Array:
+        """Of actions [T, B], by the policy as it is."""
+        taken = torch.from_numpy(action).to(self._spec.device).flatten(0, 1)
+        rows = zip(
+            torch.split(observation.flatten(0, 1), CHUNK), torch.split(taken, CHUNK), strict=True
+        )
+        with torch.no_grad():
+            found = [
+                self._over.evaluate(self._policy(x), self._extra, a, False)[0] for x, a in rows
+            ]
+        log_prob: Array = torch.cat(found).view(action.shape[:2]).cpu().numpy()
+        return log_prob
+
     def _learning_rate(self) -> float:
         hyper, spec = self._hyper, self._spec
         if hyper.schedule == "constant":
@@ -356,6 +380,15 @@ class Trainer:
             kl = (ratio - 1 - log_ratio).mean()
             cut = ((ratio - 1).abs() > hyper.clip).float().mean()
             return loss, [policy_loss.detach(), value_loss.detach(), -entropy.mean(), kl, cut]
+
+
+def _normalised_advantage(advantage: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean 0 and variance 1; V-trace's weights are taken out for it. With them in, what the policy
+    would hardly do has advantage 0, falls below the mean, and is unlearnt without a reason."""
+    if weight is None:
+        return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    plain = torch.where(weight > 0, advantage / weight, 0.0)
+    return weight * (plain - plain.mean()) / (plain.std(correction=0) + 1e-8)
 
 
 def _explained_variance(value: Tensor, target: Tensor) -> float:

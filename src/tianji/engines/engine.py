@@ -155,6 +155,8 @@ def gather(
     slots = [lane.slots for lane in topology.lanes]
     parts["trainer"] = learner
     parts["run"] = {"buffer": buffer, "actors": actors, "slots": slots}
+    if "server" in roles:
+        parts["run"]["server"] = dict(roles["server"])
     return parts
 
 
@@ -222,7 +224,8 @@ def scatter(
         for state in actors:  # what they had half made lay there
             state.pop("env", None)
     states = {f"actor-{i}": state for i, state in enumerate(actors)}
-    return states | {"buffer": buffer, "learner": learner}
+    server = {"server": run["server"]} if "server" in run else {}
+    return states | server | {"buffer": buffer, "learner": learner}
 
 
 def has_store(parts: Mapping[str, State], topology: Topology) -> bool:

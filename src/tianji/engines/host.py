@@ -40,6 +40,7 @@ from tianji.folder import ARRIVALS, NONFINITE, save_batch, skipped
 from tianji.learner import UPDATE, Learner, NonFinite
 from tianji.role import Did, Role, State
 from tianji.rows import Appender
+from tianji.server import Server
 from tianji.tally import Tally
 from tianji.transports.shm import Shm
 from tianji.types import Array, sha256
@@ -204,7 +205,11 @@ class Host:
         about = {"role": role, "renewals": content["renewals"]}
         if isinstance(self._role, Buffer):
             about["produced"], about["seq"] = self._role.lost(index)
+        elif isinstance(self._role, Server):
+            self._role.lost(index)
         self._transport.replace(content["table"], fds)
+        if isinstance(self._role, Server):
+            self._role.found(index)
         self._say("renewed", about)
 
     def _go(self, content: State) -> None:
@@ -281,6 +286,8 @@ class Host:
         if isinstance(role, Actor):
             about["produced"] = role.produced
             about["version"] = role.version
+        elif isinstance(role, Server):
+            about["version"] = role.version
         elif isinstance(role, Buffer):
             about |= {"received": role.received, "filling": role.filling}
             about |= {"produced": role.produced, "filtered": role.filtered}
@@ -317,6 +324,8 @@ def _make(name: str, joined: Topology, transport: Shm, life: int) -> Role:
     match kind:
         case "actor":
             return joined.actor(int(index), transport, life)
+        case "server":
+            return joined.server(transport, time.monotonic)
         case "buffer":
             return joined.buffer(transport)
         case "learner":

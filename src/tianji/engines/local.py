@@ -77,7 +77,7 @@ class LocalEngine:
         self._due: dict[str, float] = {}
         """when roles whose process died are begun anew"""
         self._following: dict[str, State] = {}
-        """what actors that take a dead one's place must know, once the buffer has said it"""
+        """what actors that take a dead one's place must know, and how many have yet to say it"""
         self._renewals = 0
         self._events: list[Event] = []
         self._shown: dict[int, int] = {}
@@ -243,7 +243,9 @@ class LocalEngine:
         for lane in joined.lanes:
             transport.open(lane)
         transport.open(joined.batches(joined.store(transport)))
-        transport.open_newest(SNAPSHOTS, joined.params_size, joined.spec.actors)
+        for channel in (*joined.asks, *joined.answers):
+            transport.open(channel)
+        transport.open_newest(SNAPSHOTS, joined.params_size, joined.subscribers)
         if joined.evaluates:
             transport.open_newest(EVALUATIONS, joined.params_size, 1)
         return transport
@@ -318,11 +320,7 @@ class LocalEngine:
             case "state":
                 host.answer = content
             case "renewed":
-                if content["renewals"] == self._renewals:
-                    self._following[content["role"]] = content
-                    new = self._host(content["role"])
-                    assert new is not None
-                    self._let_follow(new)
+                self._note_renewal(content)
             case "fault":
                 self._events.append(Faulted(parse(content)))
             case "failed" | "refused":
@@ -436,13 +434,26 @@ class LocalEngine:
         """Give the living side of a dead role's channels new pipes, so that what was granted to it
         can be granted again."""
         assert self._hosts is not None
-        self._following.pop(role, None)
         self._renewals += 1
+        peers: dict[str, list[tuple[str, str]]] = {}
         for name, end in self._channels(role):
             self._transport.renew(name)
-            table, fds = self._transport.pack([(name, OTHER[end])])
+            peer = self.topology.holder(name, OTHER[end])
+            peers.setdefault(peer, []).append((name, OTHER[end]))
+        self._following[role] = {"renewals": self._renewals, "peers": len(peers)}
+        for peer, ends in peers.items():
+            table, fds = self._transport.pack(ends)
             about = {"role": role, "table": table, "renewals": self._renewals}
-            self._hosts.send(self.topology.holder(name, OTHER[end]), "renew", about, fds)
+            self._hosts.send(peer, "renew", about, fds)
+
+    def _note_renewal(self, content: State) -> None:
+        """The other side of a channel is ready for the role that takes a dead one's place."""
+        following = self._following[content["role"]]
+        if content["renewals"] == following["renewals"]:
+            following |= content | {"peers": following["peers"] - 1}
+            new = self._host(content["role"])
+            assert new is not None
+            self._let_follow(new)
 
     def _channels(self, role: str) -> list[tuple[str, str]]:
         return [(name, end) for name, end in self.topology.ends(role) if end in OTHER]
@@ -462,10 +473,10 @@ class LocalEngine:
         ready."""
         if host.role not in self._due or not host.ready or not self._going:
             return
-        if host.kind == "actor" and host.role not in self._following:
+        content = self._following.get(host.role, {"peers": 0})
+        if content["peers"] > 0:
             return
         del self._due[host.role]
-        content = self._following.pop(host.role, {})
         host.counted = 0.0, 0
         if self._learner_rests < math.inf and host.kind == "actor":
             self._send(host.role, "follow", content)
@@ -524,6 +535,8 @@ class LocalEngine:
         state = {"produced": host.status.get("produced", 0), "rng": generator_state(rng)}
         if kind == "actor":
             return state | {"seq": 0}
+        if kind == "server":
+            return state
         counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
         actors = [h for h in self._all() if h.kind == "actor"]
         produced = [h.status.get("produced", 0) for h in actors]
