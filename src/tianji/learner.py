@@ -10,12 +10,15 @@ import numpy as np
 from tianji.algorithm import Metrics, Store, Trainer
 from tianji.channel import Inbox, Publisher, Slot
 from tianji.errors import Failure
+from tianji.join import MIX, NO_MODEL, Mixer
 from tianji.role import Did, State
+from tianji.team import Alone, Team
 from tianji.trigger import Counts, Trigger
 from tianji.types import Array, Report, Rollout
 
 TAKE, UPDATE = Did("take"), Did("update")
 NO_BATCH = Did(waits="buffer")
+ALONE = Alone()
 
 LAST = 4
 """place in a piece's counts: produced, received and filtered steps, episodes, 1 if it is the last
@@ -31,9 +34,10 @@ class NonFinite(Failure):
 
 
 class Learner:
-    """Task 3. It takes the parts of a batch in order, makes the update, publishes the version."""
+    """Task 3. It takes the parts of a batch in order, makes the update, publishes the version.
 
-    name = "learner"
+    The learners of a group do so in lock-step, each with its share of the batch; the first alone
+    publishes, reports and exchanges models with other groups."""
 
     def __init__(
         self,
@@ -41,14 +45,19 @@ class Learner:
         store: Store,
         batches: Inbox,
         depth: int,
-        snapshots: Publisher,
+        snapshots: Publisher | None,
         publish: Trigger,
         evaluations: Publisher | None = None,
+        team: Team = ALONE,
+        mixer: Mixer | None = None,
+        joined: bool = False,
     ) -> None:
-        """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent."""
+        """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent.
+        `joined`: the first learner of the team has a `mixer`, and the others follow it."""
+        self.name = "learner" if team.rank == 0 else f"learner-{team.rank}"
         self.version = 0
         self.consumed = 0
-        """valid steps so far, reuse included"""
+        """valid steps that updates have consumed so far, those of the whole team, reuse included"""
         self.report: Report | None = None
         """what the last update was; set when `step` returns UPDATE"""
         self._trainer = trainer
@@ -58,6 +67,13 @@ class Learner:
         self._snapshots = snapshots
         self._publish_due = publish
         self._evaluations = evaluations
+        self._team = team
+        self._mixer = mixer
+        self._follows = joined and team.size > 1
+        self._mixed = False
+        """have the networks been mixed since the other learners last took them over?"""
+        self._unpublished = False
+        """is a version to be sent, once it is mixed or need not wait for it?"""
         self._counts = Counts()
         self._pieces: list[Slot] = []
         """of the batch in hand; the last one is being taken"""
@@ -67,9 +83,9 @@ class Learner:
 
     def begin(self) -> None:
         """Publish the first version and ask for the first batches."""
-        self._publish()
-        for _ in range(self._depth):
-            self._batches.grant(self.version)
+        if self._mixer is not None:
+            self._mixer.begin()
+        self._ask()
 
     @property
     def between_batches(self) -> bool:
@@ -77,9 +93,13 @@ class Learner:
 
     def step(self) -> Did:
         if self._parts is None:
+            if self._mixer is not None and not self._pieces and (did := self._mix()) is not None:
+                return did
             piece = self._batches.probe()
             if piece is None:
                 return NO_BATCH
+            if self._follows and not self._pieces:
+                self._follow()
             self._pieces.append(piece)
             self._parts = iter(self._store.parts(piece.arrays))
         part = next(self._parts, None)
@@ -105,6 +125,8 @@ class Learner:
             "received": self._counts.steps,
             "trainer": self._trainer.state(),
             "batches": self._batches.state(),
+            "mixed": self._mixed,
+            "mixer": None if self._mixer is None else self._mixer.state(),
         }
 
     def load_state(self, state: State) -> None:
@@ -112,8 +134,11 @@ class Learner:
         self.version, self.consumed = state["version"], state["consumed"]
         self._counts = Counts(state["received"], self.version)
         self._trainer.load_state(state["trainer"])
+        self._mixed = state["mixed"]
+        if self._mixer is not None:
+            self._mixer.load_state(state["mixer"])
         if state["batches"] is None:
-            self.begin()
+            self._ask()
         else:
             self._publish()
             self._batches.load_state(state["batches"])
@@ -129,9 +154,13 @@ class Learner:
     def close(self) -> None:
         pass
 
+    def _ask(self) -> None:
+        self._publish()
+        for _ in range(self._depth):
+            self._batches.grant(self.version)
+
     def _take(self, part: Rollout) -> None:
         self._staleness.append(self.version - part.versions)
-        self.consumed += int(np.count_nonzero(part.valid))
         self._taken.append(part)
         self._trainer.take(part)
 
@@ -141,9 +170,10 @@ class Learner:
         self.version += 1
         produced, received, filtered, episodes, _ = last.leaf("counts").tolist()
         before, self._counts = self._counts, Counts(received, self.version)
-        if self._publish_due(before, self._counts):
+        self._unpublished |= self._publish_due(before, self._counts)
+        if self._unpublished and self._mixer is None:
             self._publish()
-        staleness = self._staleness
+        staleness = self._told()
         freshness = [piece.leaf("freshness").tolist() for piece in self._pieces]
         self.report = Report(
             version=self.version,
@@ -152,7 +182,7 @@ class Learner:
             consumed=self.consumed,
             episodes=last.leaf("episodes")[:episodes].copy(),
             metrics=metrics,
-            staleness=staleness[0] if len(staleness) == 1 else np.concatenate(staleness),
+            staleness=staleness,
             filtered=filtered,
             freshness=sum(fresh for fresh, _ in freshness) / len(freshness),
             share=freshness[-1][1],
@@ -162,8 +192,44 @@ class Learner:
             self._batches.grant(self.version)
         self._pieces, self._taken, self._staleness = [], [], []
 
+    def _told(self) -> Array:
+        """The staleness of all that the team took; its steps are consumed now."""
+        steps = sum(int(np.count_nonzero(part.valid)) for part in self._taken)
+        parts = self._staleness
+        mine = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if self._team.size == 1:
+            self.consumed += steps
+            return mine
+        told = self._team.gather(np.concatenate([[steps], mine]))
+        self.consumed += int(sum(each[0] for each in told))
+        return np.concatenate([each[1:] for each in told])
+
+    def _mix(self) -> Did | None:
+        """Join the model with those of other groups, if that is due, and publish what comes of it;
+        None: go on."""
+        assert self._mixer is not None
+        did = self._mixer.step(self.version)
+        if did is NO_MODEL:
+            return did
+        self._mixed |= did is MIX
+        if self._unpublished:
+            self._publish()
+        return did
+
+    def _follow(self) -> None:
+        """Take over what the first learner has mixed since the last batch, if it has."""
+        mixed, self._mixed = self._mixed, False
+        if self._team.share(np.array([mixed], np.int64))[0]:
+            fates, share = self._trainer.fates(), self._team.share
+            networks = self._trainer.networks().items()
+            self._trainer.load_networks(
+                {name: share(x) if fates[name] == "averaged" else x for name, x in networks}
+            )
+
     def _publish(self) -> None:
-        self._snapshots.push(self.version, self._trainer.params(self.version).flat)
+        self._unpublished = False
+        if self._snapshots is not None:
+            self._snapshots.push(self.version, self._trainer.params(self.version).flat)
 
     def _refuse_nonfinite(self, metrics: Metrics) -> None:
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
