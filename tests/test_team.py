@@ -118,6 +118,8 @@ def learn_once(name, spec, share):
     for part in parts:
         trainer.take(part)
     metrics = trainer.finish()
+    if algorithm.name == "ppo":
+        metrics["steps of the schedule"] = trainer.state()["steps"]
     return {k: np.array(a) for k, a in trainer.networks().items()} | {
         f"metric {k}": np.array(v) for k, v in metrics.items()
     }
@@ -231,11 +233,11 @@ def test_arrays_of_different_lengths_are_gathered_and_the_first_ones_shared(halv
 
 def leaves_early(rank, path, results):
     team = Together(path, rank, 2, timeout=5.0)
+    team.sum(torch.ones(4))
     if rank == 1:
         os._exit(0)
     try:
-        for _ in range(3):
-            team.sum(torch.ones(4))
+        team.sum(torch.ones(4))
     except Failure as failure:
         results.write_text(str(failure))
 
@@ -362,6 +364,41 @@ def test_only_the_first_learner_publishes_and_is_told_of_episodes():
     assert len(team[1].report.episodes) == 0
     assert team[1].report.received == 0
     assert team[1].report.consumed == team[0].report.consumed
+
+
+def test_rollouts_are_granted_and_slots_freed_by_the_slowest_of_the_learners():
+    scale = ScaleConfig(
+        engine="local", actors=2, envs_per_actor=2, rollout_length=4, learners=2, relax="one_step"
+    )
+    joined = topology(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
+    transport = Memory()
+    buffer, store = joined.buffer(transport), joined.store(transport)
+    lanes = [transport.outbox(lane) for lane in joined.lanes]
+    inboxes = [transport.inbox(joined.batches(store, i)) for i in range(2)]
+
+    def settle():
+        """All that may be made is made, and all that may be served is."""
+        while buffer.step() or any(lane.reserve() for lane in lanes):
+            for lane in lanes:
+                if (slot := lane.reserve()) is not None:
+                    lane.push(slot)
+
+    for inbox in inboxes:
+        assert inbox.grant(0)
+        assert inbox.grant(0)
+    settle()
+    pieces = [inbox.probe() for inbox in inboxes]
+    assert buffer._balance.granted == 4, "two rollouts for update 0 and two for update 1"
+    inboxes[0].release(pieces[0])
+    inboxes[0].grant(1)
+    settle()
+    assert buffer._balance.granted == 4, "the second learner is still at version 0"
+    assert all(0 not in lane._free for lane in lanes), "it still needs the first slots"
+    inboxes[1].release(pieces[1])
+    inboxes[1].grant(1)
+    settle()
+    assert buffer._balance.granted == 6
+    assert all(0 in lane._free for lane in lanes)
 
 
 def share_of(algorithm, learners, actors=4, **fields):
