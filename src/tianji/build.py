@@ -67,9 +67,10 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
 class Topology:
     """The roles of a group and what joins them, for whichever process makes which of them.
 
-    actor-i ── rollouts-i ──▶ buffer ── batches ────▶ learner ◀── models-i-j ──▶ other groups'
-       ▲                        └───── batches-j ───▶ learner-j     │
-       └───────────────────────── snapshots ◀───────────────────────┴── evaluations ──▶ evaluator
+    actor-i ── rollouts-i ──▶ buffer ── batches ───▶ learner ◀── models-i-j ──▶ other groups
+       ▲                         └───── batches-j ──▶ learner-j ...
+       │
+       └────── snapshots ◀────── learner ── evaluations ──▶ evaluator
 
     Of several groups each has a topology of its own; conduits have its prefix, and only the first
     has an evaluator.
