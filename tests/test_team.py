@@ -485,7 +485,7 @@ def test_means_and_deviations_over_a_team_are_those_of_all_rows():
     assert spread(Both(), x[:0])[0] == spread(Alone(), x[:0])[0] == 0
     values = torch.tensor([[1.0], [float("nan")]])
     for team in (Alone(), Both()):
-        assert mean_over(team, values, torch.tensor([3, 0])).tolist() == [[1.0]]
+        assert mean_over(team, values, [3, 0]).tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -205,13 +205,14 @@ class Optimizer:
             self._laid_out.fill_(1.0)
 
 
-def mean_over(team: Team, values: Tensor, rows: Tensor) -> Tensor:
-    """Means over each learner's own rows, [n, k] and [n], into means over all learners' rows; those
-    that are of no row at all are left out."""
-    if team.size == 1:
-        return values[rows > 0]
-    rows = rows.unsqueeze(-1).to(values)
-    total = team.sum(torch.cat([torch.where(rows > 0, values * rows, 0.0), rows], -1))
+def mean_over(team: Team, values: Tensor, rows: Sequence[int]) -> Tensor:
+    """Means over each learner's own rows, [n, k], into means over all learners' rows; those that
+    are of no row at all are left out."""
+    if team.size == 1 and all(rows):
+        return values
+    counts = torch.tensor(rows, dtype=values.dtype, device=values.device).unsqueeze(-1)
+    sums = torch.where(counts > 0, values * counts, 0.0)
+    total = team.sum(torch.cat([sums, counts], -1))
     some = total[total[:, -1] > 0]
     return some[:, :-1] / some[:, -1:]
 

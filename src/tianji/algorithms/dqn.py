@@ -199,7 +199,7 @@ class Trainer:
         self._updates += 1
         self._follow()
         told = torch.stack([loss.detach(), value, norm]).unsqueeze(0)
-        (told,) = mean_over(self._team, told, torch.tensor([rows]))
+        (told,) = mean_over(self._team, told, [rows])
         return dict(zip(("loss", "q_mean", "grad_norm"), told.tolist(), strict=True)) | {
             "learning_rate": self._hyper.learning_rate,
             "epsilon": self._hyper.epsilon(self._updates),

@@ -333,8 +333,7 @@ class Trainer:
                     values = [norm] * len(names) if loss is None else [loss.detach(), *parts, norm]
                     told.append(torch.stack(values))
                     counts.append(rows)
-        stacked = torch.stack(told)
-        means = mean_over(self._team, stacked, torch.tensor(counts, device=stacked.device))
+        means = mean_over(self._team, torch.stack(told), counts)
         if not len(means):  # every row only reset its env
             return dict.fromkeys(names, 0.0)
         return dict(zip(names, means.mean(0).tolist(), strict=True))
