@@ -30,7 +30,7 @@ from tianji.join import (
     moved,
     out_peers,
 )
-from tianji.learner import UPDATE
+from tianji.learner import NO_BATCH, UPDATE
 from tianji.state import decode, encode
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
@@ -367,10 +367,10 @@ def test_a_round_that_comes_again_is_dropped():
     assert world.mixers[0].round > 1
 
 
-def groups_of(algorithm, groups, learners=1, actors=2, **join):
+def groups_of(algorithm, groups, learners=1, relax="sync", **join):
     scale = ScaleConfig(
-        engine="local", actors=actors, envs_per_actor=4, rollout_length=8, groups=groups,
-        learners=learners, relax="sync",
+        engine="local", actors=2, envs_per_actor=4, rollout_length=8, groups=groups,
+        learners=learners, relax=relax,
     )  # fmt: skip
     config = replace(config_for(algorithm, scale=scale), join=JoinConfig(**join))
     return topologies(config, toy("Chain"))
@@ -525,6 +525,28 @@ def test_whole_groups_go_on_from_the_middle_of_a_round():
         driver.step()
 
 
+def test_a_learner_that_was_saved_while_it_waited_asks_for_its_next_batch_once_it_has_mixed():
+    built, _ = begin(SMALL_PPO, 2, every=2, patience=0)
+    waiting, working = (Shuffled(group.roles, 1) for group in built)
+    while waiting.step() is not NO_MODEL:
+        pass
+    while not (working.step() is UPDATE and built[1].learner.version == 2):
+        pass
+    states = [group.learner.state() for group in built]
+    transport = Memory()
+    learners = [
+        joined.learner(transport) for joined in groups_of(SMALL_PPO, 2, every=2, patience=0)
+    ]
+    for learner, state in zip(learners, states, strict=True):
+        learner.load_state(state)
+    assert [learner._batches.out for learner in learners] == [0, 0]
+    while any(learner._mixer.round == 0 for learner in learners):
+        for learner in learners:
+            learner.step()
+    assert [learner._batches.out for learner in learners] == [1, 1]
+    assert [learner._batches.tag for learner in learners] == [2, 2]
+
+
 def test_conduits_have_the_prefix_of_their_group_and_roles_have_not():
     first, second = groups_of(SMALL_PPO, 2, learners=2)
     assert first.role_names == second.role_names
@@ -543,6 +565,14 @@ def test_one_evaluator_serves_all_groups():
     assert [joined.evaluates for joined in topologies(config, toy("Chain"))] == [True, False]
 
 
+def drive(roles, updates):
+    """Until the last of them has made so many."""
+    while roles[-1].version < updates:
+        did = [bool(role.step()) for role in roles]
+        if not any(did):
+            time.sleep(0.001)
+
+
 def test_all_learners_of_a_group_take_over_what_the_first_has_mixed():
     transport, updates = Memory(), 6
     algorithm = PPO(epochs=1, minibatches=1)
@@ -554,16 +584,10 @@ def test_all_learners_of_a_group_take_over_what_the_first_has_mixed():
         actors = [joined.actor(i, transport) for i in range(2)]
         roles.append([*actors, joined.buffer(transport), first])
 
-    def drive(own):
-        while own[-1].version < updates:
-            did = [bool(role.step()) for role in own]
-            if not any(did):
-                time.sleep(0.001)
-
     for learner in learners:
         learner.begin()
     sets = [*roles, [learners[1]], [learners[3]]]
-    threads = [threading.Thread(target=drive, args=(own,), daemon=True) for own in sets]
+    threads = [threading.Thread(target=drive, args=(own, updates), daemon=True) for own in sets]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -574,3 +598,28 @@ def test_all_learners_of_a_group_take_over_what_the_first_has_mixed():
     for first, second in (learners[:2], learners[2:]):
         for name, array in first.networks().items():
             assert np.array_equal(array, second.networks()[name]), name
+
+
+@pytest.mark.parametrize("relax", ["sync", "one_step"])
+def test_while_the_first_learner_waits_for_other_groups_no_other_one_begins_a_batch(relax):
+    """It would stand in the middle of an update, and could not rest for a checkpoint."""
+    transport = Memory()
+    algorithm = PPO(epochs=1, minibatches=1)
+    joined = groups_of(algorithm, 2, learners=2, relax=relax, every=2, patience=0)[0]
+    team = Threads(0, 2)
+    first, second = (joined.learner(transport, i, t) for i, t in ((0, team), (1, team.other(1))))
+    roles = [*(joined.actor(i, transport) for i in range(2)), joined.buffer(transport)]
+    first.begin()
+    second.begin()
+    thread = threading.Thread(target=lambda: drive([second], 2), daemon=True)
+    thread.start()
+    while first.step() is not NO_MODEL:
+        for role in roles:
+            role.step()
+    thread.join(30)
+    assert first.version == second.version == 2
+    for _ in range(300):
+        for role in roles:
+            role.step()
+        assert first.step() is NO_MODEL
+        assert second.step() is NO_BATCH

@@ -265,8 +265,10 @@ class Topology:
         return {channel.name: transport.memory(channel) for channel in channels}
 
     def _depth(self, store: Store) -> int:
-        """Pieces that the learner asks for ahead: this batch's, and the next one's."""
-        return store.pieces * (1 if self.relax.lead == 0 else 2)
+        """Pieces that a learner asks for ahead: this batch's, and the next one's; only this batch's
+        where the first of several learners may wait for other groups: they begin together."""
+        waits = self.mixes and self.spec.learners > 1 and math.isfinite(self.config.join.patience)
+        return store.pieces * (1 if self.relax.lead == 0 or waits else 2)
 
     def actor(self, index: int, transport: Transport) -> Actor:
         spec, send = self.spec, self.config.relax.send_when

@@ -74,6 +74,8 @@ class Learner:
         """have the networks been mixed since the other learners last took them over?"""
         self._unpublished = False
         """is a version to be sent, once it is mixed or need not wait for it?"""
+        self._owed = 0
+        """pieces that were given back and not asked for anew"""
         self._counts = Counts()
         self._pieces: list[Slot] = []
         """of the batch in hand; the last one is being taken"""
@@ -125,6 +127,7 @@ class Learner:
             "received": self._counts.steps,
             "trainer": self._trainer.state(),
             "batches": self._batches.state(),
+            "owed": self._owed,
             "mixed": self._mixed,
             "mixer": None if self._mixer is None else self._mixer.state(),
         }
@@ -142,6 +145,7 @@ class Learner:
         else:
             self._publish()
             self._batches.load_state(state["batches"])
+            self._owed = state["owed"]
 
     def policy_state(self) -> State:
         """What acting with the newest version needs, apart from all else."""
@@ -172,7 +176,7 @@ class Learner:
         before, self._counts = self._counts, Counts(received, self.version)
         self._unpublished |= self._publish_due(before, self._counts)
         if self._unpublished and self._mixer is None:
-            self._publish()
+            self._publish()  # before the rest: actors may be waiting for it
         staleness = self._told()
         freshness = [piece.leaf("freshness").tolist() for piece in self._pieces]
         self.report = Report(
@@ -189,8 +193,10 @@ class Learner:
         )
         for piece in self._pieces:
             self._batches.release(piece)
-            self._batches.grant(self.version)
+        self._owed += len(self._pieces)
         self._pieces, self._taken, self._staleness = [], [], []
+        if self._mixer is None:
+            self._go_on()
 
     def _told(self) -> Array:
         """The staleness of all that the team took; its steps are consumed now."""
@@ -205,16 +211,22 @@ class Learner:
         return np.concatenate([each[1:] for each in told])
 
     def _mix(self) -> Did | None:
-        """Join the model with those of other groups, if that is due, and publish what comes of it;
-        None: go on."""
+        """Join the model with those of other groups, if that is due; None: go on. While it waits,
+        no batch is asked for, so that nobody of its team can begin the next one."""
         assert self._mixer is not None
         did = self._mixer.step(self.version)
-        if did is NO_MODEL:
-            return did
-        self._mixed |= did is MIX
+        if did is not NO_MODEL:
+            self._mixed |= did is MIX
+            self._go_on()
+        return did
+
+    def _go_on(self) -> None:
+        """Publish the version, if that is due, and ask for as much as was given back."""
         if self._unpublished:
             self._publish()
-        return did
+        for _ in range(self._owed):
+            self._batches.grant(self.version)
+        self._owed = 0
 
     def _follow(self) -> None:
         """Take over what the first learner has mixed since the last batch, if it has."""

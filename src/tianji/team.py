@@ -73,16 +73,21 @@ class Together:
         device: str = "cpu",
         timeout: float = TIMEOUT,
     ) -> None:
-        """They meet in the file at `path`, which must be new; returns when all are there."""
+        """They meet in the file at `path`, which must be new; returns when all are there. Each has
+        a GPU of its own, as far as there are enough."""
+        import torch
         import torch.distributed as dist
 
         self.rank, self.size = rank, size
         self._device = device
-        if device == "cpu":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        gpus = torch.cuda.device_count() if device == "cuda" else 0
+        if gpus:
+            torch.cuda.set_device(rank % gpus)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._try(
             lambda: dist.init_process_group(
-                "nccl" if device == "cuda" else "gloo",
+                # nccl refuses two learners on one GPU; gloo goes through the host's memory.
+                "nccl" if gpus >= size else "gloo",
                 store=dist.FileStore(str(path), size),  # type: ignore[attr-defined]
                 rank=rank,
                 world_size=size,
