@@ -34,6 +34,7 @@ from tianji.learner import NO_BATCH, UPDATE
 from tianji.state import decode, encode
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
+from tianji.transports.shm import Shm
 
 GRAPHS = ["complete", "ring", "exponential"]
 
@@ -96,8 +97,8 @@ class Witness(Mixer):
 class World:
     """Mixers of several groups in one thread, over the memory transport."""
 
-    def __init__(self, groups, graph="complete", every=1, patience=float("inf")):
-        self.groups, self.graph = groups, graph
+    def __init__(self, groups, graph="complete", every=1, patience=float("inf"), transport=Memory):
+        self.groups, self.graph, self._transport = groups, graph, transport
         self._arguments = {"graph": graph, "every": every, "patience": patience}
         self.trainers = [Vector(seed) for seed in range(groups)]
         self.versions = [0] * groups
@@ -113,7 +114,7 @@ class World:
             mixer.begin()
 
     def _connect(self):
-        transport = Memory()
+        self.transport = transport = self._transport()
         layout = model_layout(self.trainers[0])
         channels = {e: model_channel(*e, layout) for e in edges(self.graph, self.groups)}
         self.mixers = []
@@ -144,6 +145,7 @@ class World:
         for mixer in self.mixers:
             arrays = {}
             states.append(decode(encode(mixer.state(), "mixer", "", arrays), arrays))
+        self.transport.close()
         self._connect()
         for mixer, state in zip(self.mixers, states, strict=True):
             mixer.load_state(state)
@@ -304,6 +306,20 @@ def test_in_any_order_and_over_restarts_the_mean_is_kept_and_no_model_used_twice
     for r in range(world.mixers[0].round):
         total = sum(world.moves[g, r] for g in range(case.groups))
         assert np.abs(total).max() < 1e-12, "the moves of a round do not add up to 0"
+    np.testing.assert_allclose(world.mean, world.progress, atol=1e-5)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_models_travel_through_shared_memory_as_well(graph):
+    world = World(3, graph, transport=Shm)
+    draw = random.Random(1)
+    for tick in range(200):
+        if tick == 100:
+            world.restart()
+        world.step(draw.randrange(3))
+    world.even_out()
+    world.transport.close()
+    assert world.mixers[0].round > 10
     np.testing.assert_allclose(world.mean, world.progress, atol=1e-5)
 
 
