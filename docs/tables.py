@@ -30,7 +30,9 @@ WALK = (
             "step",
             "_receive_next",
             "_receive",
+            "_room",
             "_serve",
+            "_choose",
             "_write_episodes",
             "_grant",
             "_grant_next",
@@ -39,8 +41,12 @@ WALK = (
         ),
     ),
     ("store.py", "Fresh", ("add", "choose", "retired", "parts")),
-    ("learner.py", "Learner", ("begin", "step", "_take", "_finish", "_publish")),
-    ("algorithms/ppo.py", "Trainer", ("take", "finish", "_minibatches", "_loss", "params")),
+    ("learner.py", "Learner", ("begin", "step", "_ask", "_take", "_finish", "_told", "_publish")),
+    (
+        "algorithms/ppo.py",
+        "Trainer",
+        ("take", "finish", "_epochs", "_minibatches", "_loss", "params"),
+    ),
 )
 """The six files of the walk: the class, and its methods that a transition passes."""
 
@@ -48,7 +54,7 @@ BESIDE = (
     ("channel.py", None, ()),
     ("transports/memory.py", "_Pipe", ("grant", "reserve", "push", "probe", "release")),
     ("returns.py", None, ("gae",)),
-    ("optim.py", "Optimizer", ("step",)),
+    ("optim.py", "Optimizer", ("step", "_average", "_adam")),
 )
 """What the six call, for a second reading."""
 
@@ -223,7 +229,8 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
         key = f"{section}.{f.name.removesuffix('_')}"
         value, meaning = values[key]
         must = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        default = "must be set" if must else "none" if value is None else f"`{json.dumps(value)}`"
+        written = json.dumps(value).replace("Infinity", "inf")  # as TOML has it
+        default = "must be set" if must else "none" if value is None else f"`{written}`"
         rows.append(f"| `{key}` | {words(hints[f.name])} | {default} | {meaning} |")
     return "\n".join(rows) + "\n"
 

@@ -94,9 +94,9 @@ class Trainer:
         for module in self._modules.values():
             networks.initialise(module, rng, 2**0.5, last=0.01)
             module.to(spec.device)
-        self._optimizer = Optimizer(self._modules, max_norm=0.5)
+        self._optimizer = Optimizer(self._modules, 0.5, team=spec.team, shared=spec.shared)
         self._params = Params(Policy(spec).shapes)
-        self._losses = []
+        self._losses, self._rows = [], 0
 
     def take(self, part):
         obs = torch.from_numpy(part.observation["obs"]).to(self._device)  # [T + 1, B, ...]
@@ -111,12 +111,13 @@ class Trainer:
         logits = self._modules["policy"](obs[:-1][valid])
         action = torch.from_numpy(part.action).to(self._device)[valid]
         log_prob, _ = self._over.evaluate(logits, {}, action)
-        self._losses.append((-log_prob * error.detach()).mean() + 0.5 * error.square().mean())
+        self._losses.append((-log_prob * error.detach() + 0.5 * error.square()).sum())
+        self._rows += len(error)
 
     def finish(self):
-        loss = torch.stack(self._losses).mean()
-        norm = self._optimizer.step(loss, self._hyper.learning_rate)
-        self._losses = []
+        loss = torch.stack(self._losses).sum() / max(1, self._rows)
+        norm = self._optimizer.step(loss, self._hyper.learning_rate, self._rows)
+        self._losses, self._rows = [], 0
         return {"loss": float(loss.detach()), "grad_norm": float(norm)}
 
     def params(self, version):
@@ -130,6 +131,12 @@ class Trainer:
 
     def networks(self):
         return self._optimizer.flat.arrays()
+
+    def load_networks(self, arrays):
+        self._optimizer.flat.load(arrays)
+
+    def fates(self):
+        return dict.fromkeys(self.networks(), "averaged") | Optimizer.fates
 
     def state(self):
         return {"optimizer": self._optimizer.state()}

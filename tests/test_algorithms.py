@@ -99,7 +99,29 @@ class Momentless(PPO):
         return trainer
 
 
-@pytest.mark.parametrize("broken", [Forgetful, Unsaved, Deaf, Momentless])
+class Fateless(PPO):
+    """Forgets to say what becomes of its value network."""
+
+    def trainer(self, spec):
+        trainer = super().trainer(spec)
+        fates = {k: v for k, v in trainer.fates().items() if not k.startswith("value.")}
+        trainer.fates = lambda: fates
+        return trainer
+
+
+class Unjoined(PPO):
+    """Does not take over what joining the groups made of its normaliser."""
+
+    def trainer(self, spec):
+        trainer = super().trainer(spec)
+        load = trainer.load_networks
+        trainer.load_networks = lambda arrays: load(
+            arrays | {"obs.mean": trainer.networks()["obs.mean"]}
+        )
+        return trainer
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Unsaved, Deaf, Momentless, Fateless, Unjoined])
 def test_a_broken_algorithm_is_found(broken):
     with pytest.raises(AssertionError):
         check_algorithm(broken(epochs=2, minibatches=2), toy("Chain"))

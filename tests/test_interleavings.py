@@ -200,8 +200,8 @@ class Witness:
             actor._rollouts = Sender(actor._rollouts, lambda slot, i=i: self._push(i, slot))
             built.buffer._lanes[i] = Receiver(built.buffer._lanes[i], i, self)
         rows = built.spec.rows_per_rollout
-        built.buffer._batches = Sender(
-            built.buffer._batches, lambda slot: self.pieces.append(named(slot, rows))
+        built.buffer._batches[0] = Sender(
+            built.buffer._batches[0], lambda slot: self.pieces.append(named(slot, rows))
         )
         built.learner._batches = Releases(built.learner._batches, self)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import tianji
 
 ROOT = Path(tianji.__file__).parent
-NOUNS = {"types", "errors", "role", "env", "algorithm"}
+NOUNS = {"types", "errors", "role", "env", "team", "algorithm"}
 PURE = {"balance", "trigger", "relax"}
 PARTS = {"store", "returns", "optim", "networks", "distributions", "moments"}
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
@@ -58,7 +58,12 @@ def test_transports_know_no_reinforcement_learning():
 
 def test_roles_know_neither_build_nor_run():
     for name in ROLES:
-        assert module(name) <= NOUNS | PURE | {"channel"}, name
+        assert module(name) <= NOUNS | PURE | {"channel", "join"}, name
+    assert module("join") <= NOUNS | {"channel"}
+
+
+def test_a_team_knows_no_algorithm():
+    assert module("team") <= {"types", "errors"}
 
 
 def test_envs_know_no_role():

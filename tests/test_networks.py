@@ -85,7 +85,7 @@ def test_the_flat_optimizer_makes_the_steps_of_torchs_adam(max_norm):
     adam = torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-5)
     for _ in range(20):
         x, y = torch.randn(16, 4), torch.randn(16, 2)
-        optimizer.step((ours(x) - y).square().mean(), 0.01)
+        optimizer.step((ours(x) - y).square().mean(), 0.01, 16)
         adam.zero_grad()
         (theirs(x) - y).square().mean().backward()
         if max_norm:
@@ -111,11 +111,11 @@ def test_an_optimizer_goes_on_from_its_state():
     x = torch.ones(4, 3)
     module, optimizer = make()
     for _ in range(3):
-        optimizer.step(module(x).square().sum(), 0.1)
+        optimizer.step(module(x).square().sum(), 0.1, 4)
     other, again = make()
     again.load_state(optimizer.state())
     for m, o in ((module, optimizer), (other, again)):
-        o.step(m(x).square().sum(), 0.1)
+        o.step(m(x).square().sum(), 0.1, 4)
     assert torch.equal(module.weight, other.weight)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from tianji.env import EnvSpec
 from tianji.errors import Refusal, nearest
 from tianji.role import Did, State
+from tianji.team import Alone, Shared, Team
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
@@ -87,10 +88,27 @@ class Spec:
     """how actors differ in exploring, of `Algorithm.explores`"""
     actor: int | None = None
     """which one a policy is for; None: for any, or for all"""
+    learners: int = 1
+    """learners of a group; each takes an equal share of every batch"""
+    learner: int = 0
+    """which of them this is for"""
+    groups: int = 1
+    """groups of actors, buffer and learners"""
+    group: int = 0
+    """which of them this is for"""
+    team: Team = field(default=Alone(), compare=False)
+    """the learners of the group, for the optimizer and for whatever is a mean over a batch"""
+    shared: Shared | None = field(default=None, compare=False)
+    """parameters that the learners of all groups step without locks"""
 
     @property
     def rows_per_rollout(self) -> int:
         return self.T * self.envs
+
+    def index(self, role: str, of: int = 0) -> int:
+        """The number of a role among those of all groups, for its generator: groups differ."""
+        each = {"actor": self.actors, "env": self.actors, "learner": self.learners}
+        return self.group * each.get(role, 1) + of
 
 
 class Decision(NamedTuple):
@@ -187,14 +205,15 @@ class Store(Protocol):
 class OnceStore(Store, Protocol):
     """A store whose rollouts are consumed once can also be consumed in other ways."""
 
-    def streamed(self) -> Store:
-        """The same, serving each rollout on its own as it arrives."""
+    def streamed(self, rollouts: int = 1) -> Store:
+        """The same, serving so many rollouts as soon as they have arrived."""
 
     def windowed(self, batches: int) -> Store:
         """The same, each update drawing a batch from the last so many."""
 
 
 Metrics = dict[str, float]
+Fate = Literal["averaged", "local"]
 
 
 class Trainer(Protocol):
@@ -214,6 +233,13 @@ class Trainer(Protocol):
 
     def networks(self) -> Leaves:
         """Everything learnt, by name: networks, target networks, normalisers."""
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> None:
+        """Take these over: all that `networks` names."""
+
+    def fates(self) -> Mapping[str, Fate]:
+        """What becomes of each of `networks`, and of the optimizer's moments, where groups join
+        their models: "averaged" with the others', or "local"."""
 
     def state(self) -> State:
         """All that is needed to go on: `networks` and the optimizer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from tianji.types import (
     VERSION,
     Array,
     Layout,
+    Leaves,
     Report,
     leaf,
 )
@@ -37,10 +39,14 @@ ARRIVAL = np.dtype([(name, np.int64) for name in ("actor", "seq", "version", "up
 that it serves, and 0 where it was filtered."""
 
 
-def batch_layout(selection: Layout) -> Layout:
-    """What travels to the learner: a selection, the counts so far, how fresh the selection is, the
-    episodes that ended."""
-    return selection | {
+def batch_layout(selection: Layout, learners: int = 1) -> Layout:
+    """What travels to a learner: its share of a selection, the counts so far, how fresh the
+    selection is, the episodes that ended."""
+    share = {
+        name: leaf((whole.shape[0] // learners, *whole.shape[1:]), whole.dtype)
+        for name, whole in selection.items()
+    }
+    return share | {
         "counts": leaf((5,), np.int64),
         "freshness": leaf((2,), np.float64),
         "episodes": leaf((MOST_EPISODES,), EPISODE),
@@ -57,15 +63,16 @@ class Buffer:
         store: Store,
         balance: Balance,
         lanes: list[Inbox],
-        batches: Outbox,
+        batches: Sequence[Outbox],
         rng: np.random.Generator,
         ordered: bool = True,
         max_staleness: float = float("inf"),
         record: bool = False,
     ) -> None:
-        """`ordered`: rollouts are taken in the order of their grants, not as they come; those that
-        are more than `max_staleness` behind when their turn comes are filtered; with `record`, what
-        arrived is kept for `arrivals`."""
+        """Each learner gets an equal share of every batch by one of the `batches`. `ordered`:
+        rollouts are taken in the order of their grants, not as they come; those that are more than
+        `max_staleness` behind when their turn comes are filtered; with `record`, what arrived is
+        kept for `arrivals`."""
         self.received = 0
         """valid steps so far"""
         self.filtered = 0
@@ -73,7 +80,11 @@ class Buffer:
         self._store = store
         self._balance = balance
         self._lanes = lanes
-        self._batches = batches
+        self._batches = list(batches)
+        self._whole: Leaves = {
+            name: np.empty(whole.shape, whole.dtype) for name, whole in store.selection.items()
+        }
+        """a selection, where several learners share it"""
         self._rng = rng
         self._ordered = ordered
         self._max_staleness = max_staleness
@@ -96,8 +107,8 @@ class Buffer:
             return RECEIVE
         if not self._balance.paced and self._grant():
             return GRANT  # a batch is always due, and a fast learner would starve the actors
-        if self._may_serve() and (slot := self._batches.reserve()) is not None:
-            self._serve(slot)
+        if self._may_serve() and (slots := self._room()) is not None:
+            self._serve(slots)
             return SERVE
         if self._grant():
             return GRANT
@@ -228,17 +239,41 @@ class Buffer:
             self.filtered += int(head[STEPS])
             self._lanes[lane].release(slot)
 
-    def _serve(self, slot: Slot) -> None:
-        piece = slot.arrays
-        fresh = self._store.choose(self._rng, piece)
+    def _room(self) -> list[Slot] | None:
+        """A place for the next piece's share of each learner; None: one of them is behind."""
+        slots = []
+        for batches in self._batches:
+            if (slot := batches.reserve()) is None:
+                return None
+            slots.append(slot)
+        return slots
+
+    def _serve(self, slots: list[Slot]) -> None:
+        shares = [slot.arrays for slot in slots]
+        fresh = self._choose(shares)
         self._balance.served += 1
         last = self._balance.served % self._store.pieces == 0
-        episodes = self._write_episodes(piece["episodes"]) if last else 0
-        piece["counts"][:] = self.produced, self.received, self.filtered, episodes, last
-        piece["freshness"][:] = fresh, self._store.share
-        self._batches.push(slot)
+        for share in shares:
+            share["counts"][:] = 0, 0, 0, 0, last
+            share["freshness"][:] = fresh, self._store.share
+        # Counts and episodes are told once, to the first learner.
+        episodes = self._write_episodes(shares[0]["episodes"]) if last else 0
+        shares[0]["counts"][:] = self.produced, self.received, self.filtered, episodes, last
+        for batches, slot in zip(self._batches, slots, strict=True):
+            batches.push(slot)
         self._pushed += 1
         self._retire()
+
+    def _choose(self, shares: list[Leaves]) -> float:
+        """Let the store choose, and give each learner its share; how fresh the whole is."""
+        if len(shares) == 1:
+            return self._store.choose(self._rng, shares[0])
+        fresh = self._store.choose(self._rng, self._whole)
+        for name, whole in self._whole.items():
+            each = len(whole) // len(shares)
+            for i, share in enumerate(shares):
+                share[name][:] = whole[i * each : (i + 1) * each]
+        return fresh
 
     def _write_episodes(self, out: Array) -> int:
         if not self._episodes:
@@ -251,7 +286,8 @@ class Buffer:
 
     def _grant(self) -> bool:
         self._free()
-        return self._balance.may_grant(self._batches.tag) and self._grant_next()
+        version = min(batches.tag for batches in self._batches)
+        return self._balance.may_grant(version) and self._grant_next()
 
     def _grant_next(self) -> bool:
         """Grant a rollout: at lead 0 to each actor in turn, else to whoever has least to do."""
@@ -278,7 +314,8 @@ class Buffer:
             self._leaving.append((lane, slot, self._pushed))
 
     def _free(self) -> None:
-        """Give slots back that no batch on its way to the learner or in its hands may name."""
-        while self._leaving and self._leaving[0][2] <= self._batches.released:
+        """Give slots back that no batch on its way to a learner or in its hands may name."""
+        released = min(batches.released for batches in self._batches)
+        while self._leaving and self._leaving[0][2] <= released:
             lane, slot, _ = self._leaving.popleft()
             self._lanes[lane].release(self._lanes[lane].slot(slot))

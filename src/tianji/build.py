@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from tianji.actor import Actor
-from tianji.algorithm import Acting, Lanes, OnceStore, Policy, Spec, Store
+from tianji.algorithm import Acting, Lanes, OnceStore, Policy, Spec, Store, Trainer
 from tianji.balance import Balance, uneven_rounds
 from tianji.buffer import MOST_OUT, Buffer, batch_layout
 from tianji.channel import Channel, Transport
@@ -18,11 +19,13 @@ from tianji.config import Config
 from tianji.env import Env, EnvSpec, make_env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
-from tianji.learner import Learner
+from tianji.join import Graph, Mixer, edges, model_channel, model_layout
+from tianji.learner import ALONE, Learner
 from tianji.machine import free_memory
 from tianji.relax import Relaxation, Sizes, problem, relaxation
 from tianji.role import Role, generator
 from tianji.server import Remote, Server, answers_layout, asks_layout
+from tianji.team import Shared, Team
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
 from tianji.types import Array, Params, rollout_layout
@@ -34,12 +37,12 @@ FREE_LEAD = 4
 """updates' worth of rollouts that lanes have room for where the lead is not bounded"""
 
 SNAPSHOTS, EVALUATIONS = "snapshots", "evaluations"
-"""newest-only conduits from the learner to the actors, and to the evaluator"""
+"""newest-only conduits from the first learner to the actors, and to the evaluator"""
 
 MakeEnv = Callable[[int], Env]
 
 
-def make_spec(config: Config, env: EnvSpec) -> Spec:
+def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
     """What the algorithm is told, with the derived sizes; refuses what it cannot work with."""
     scale, stop = config.scale, config.stop
     spec = Spec(
@@ -54,6 +57,9 @@ def make_spec(config: Config, env: EnvSpec) -> Spec:
         steps=stop.steps,
         window=config.reuse.window,
         sends_early=config.relax.send_when is not None,
+        learners=scale.learners,
+        groups=scale.groups,
+        group=group,
     )
     relax = relax_of(config, spec)
     for key, word, plain in (
@@ -109,17 +115,29 @@ def relax_of(config: Config, spec: Spec) -> Relaxation:
     return relax
 
 
+class Joined(NamedTuple):
+    """What a `Mixer` is told."""
+
+    graph: Graph
+    every: int
+    patience: float
+
+
 @dataclass(frozen=True)
 class Topology:
-    """The roles of a run and what joins them, for whichever process makes which of them.
+    """The roles of a group and what joins them, for whichever process makes which of them.
 
-    actor-i ── rollouts-i ──▶ buffer ── batches ──▶ learner
-       ▲                                               │
-       └──────────────────── snapshots ◀───────────────┘── evaluations ──▶ evaluator
+    actor-i ── rollouts-i ──▶ buffer ── batches ───▶ learner ◀── models-i-j ──▶ other groups
+       ▲                         └───── batches-j ──▶ learner-j ...
+       │
+       └────── snapshots ◀────── learner ── evaluations ──▶ evaluator
 
     With an inference server, snapshots go to it alone:
 
     actor-i ── asks-i ──▶ server ── answers-i ──▶ actor-i
+
+    Of several groups each has a topology of its own; conduits have its prefix, and only the first
+    has an evaluator.
     """
 
     config: Config
@@ -134,28 +152,37 @@ class Topology:
         kind, _, index = role.partition("-")
         match kind:
             case "actor":
+                lane = (lanes[int(index)], "send")
                 if self.serves:
-                    asks, answers = f"asks-{index}", f"answers-{index}"
-                    return [(lanes[int(index)], "send"), (asks, "send"), (answers, "receive")]
-                return [(lanes[int(index)], "send"), (SNAPSHOTS, f"subscribe-{index}")]
+                    asks, answers = self.asks[int(index)].name, self.answers[int(index)].name
+                    return [lane, (asks, "send"), (answers, "receive")]
+                return [lane, (self.snapshots, f"subscribe-{index}")]
             case "server":
                 return [
                     *((channel.name, "receive") for channel in self.asks),
                     *((channel.name, "send") for channel in self.answers),
-                    (SNAPSHOTS, "subscribe-0"),
+                    (self.snapshots, "subscribe-0"),
                 ]
             case "buffer":
-                return [*((lane, "receive") for lane in lanes), ("batches", "send")]
+                batches = [(self.batches_name(i), "send") for i in range(self.spec.learners)]
+                return [*((lane, "receive") for lane in lanes), *batches]
             case "learner":
-                evaluations = [(EVALUATIONS, "publish")] if self.evaluates else []
-                return [
-                    *((lane, "read") for lane in lanes),
-                    ("batches", "receive"),
-                    (SNAPSHOTS, "publish"),
-                    *evaluations,
-                ]
+                batches = [(self.batches_name(int(index or 0)), "receive")]
+                ends = [*((lane, "read") for lane in lanes), *batches]
+                return ends if index else [*ends, *self._ends_of_the_first()]
             case _:
-                return [(EVALUATIONS, "subscribe-0")]
+                return [(self.evaluations, "subscribe-0")]
+
+    def _ends_of_the_first(self) -> list[tuple[str, str]]:
+        """What the first learner of a group holds beside those that all have."""
+        group = self.spec.group
+        evaluations = [(self.evaluations, "publish")] if self.evaluates else []
+        models = [
+            (channel.name, "send" if i == group else "receive")
+            for (i, j), channel in self.models.items()
+            if group in (i, j)
+        ]
+        return [(self.snapshots, "publish"), *evaluations, *models]
 
     def holder(self, conduit: str, end: str) -> str:
         """The role that holds this end of a channel."""
@@ -166,7 +193,9 @@ class Topology:
         """In the order in which a serial driver steps them."""
         actors = [f"actor-{i}" for i in range(self.spec.actors)]
         server = ["server"] if self.serves else []
-        return [*actors, *server, "buffer", "learner", *(["evaluator"] if self.evaluates else [])]
+        more = [f"learner-{i}" for i in range(1, self.spec.learners)]
+        evaluator = ["evaluator"] if self.evaluates else []
+        return [*actors, *server, "buffer", "learner", *more, *evaluator]
 
     @property
     def serves(self) -> bool:
@@ -179,8 +208,48 @@ class Topology:
         return 1 if self.serves else self.spec.actors
 
     @property
+    def prefix(self) -> str:
+        """Of the names of this group's conduits; the models' have none, being between groups."""
+        return f"g{self.spec.group}." if self.spec.groups > 1 else ""
+
+    @property
+    def snapshots(self) -> str:
+        return f"{self.prefix}{SNAPSHOTS}"
+
+    @property
+    def evaluations(self) -> str:
+        return f"{self.prefix}{EVALUATIONS}"
+
+    def batches_name(self, learner: int) -> str:
+        return f"{self.prefix}batches-{learner}" if learner else f"{self.prefix}batches"
+
+    @property
     def evaluates(self) -> bool:
-        return self.config.eval.every > 0 or self.config.eval.when is not None
+        evaluates = self.config.eval.every > 0 or self.config.eval.when is not None
+        return evaluates and self.spec.group == 0
+
+    @property
+    def mixes(self) -> bool:
+        """Do groups exchange models, rather than share one set of parameters or none?"""
+        return self.relax.join in ("average", "gossip")
+
+    @property
+    def joined(self) -> Joined:
+        """How models are exchanged, where they are."""
+        own, relax = self.config.join, self.relax
+        gossips = relax.join == "gossip"
+        waits = relax.lead == 0 and relax.hosts == "apart"
+        patience = own.patience
+        if patience is None:
+            patience = 10.0 if gossips else 0.0 if waits else math.inf
+        graph = own.graph or ("ring" if gossips else "complete")
+        if (graph == "complete") == gossips:
+            other = "average" if gossips else "gossip"
+            raise Refusal(
+                f'join.graph = "{graph}" is not how models are exchanged by relax.join = '
+                f'"{relax.join}". Set relax.join = "{other}", or leave join.graph out.'
+            )
+        return Joined(graph, own.every or (1 if gossips else 10), patience)
 
     @cached_property
     def relax(self) -> Relaxation:
@@ -228,43 +297,77 @@ class Topology:
         slots = self.config.algorithm.slots(spec) * relax.window + more
         if relax.late == "pass" and self.config.algorithm.on_policy:
             slots *= 2  # half of the actors can stand still, and the others go on
-        return [Channel(f"rollouts-{i}", layout, slots) for i in range(spec.actors)]
+        return [Channel(f"{self.prefix}rollouts-{i}", layout, slots) for i in range(spec.actors)]
+
+    @cached_property
+    def models(self) -> dict[tuple[int, int], Channel]:
+        """What the first learners of two groups exchange, by (from, to); all groups' are here."""
+        if not self.mixes:
+            return {}
+        layout = model_layout(self._trainer)
+        pairs = edges(self.joined.graph, self.spec.groups)
+        return {(i, j): model_channel(i, j, layout) for i, j in pairs}
+
+    @cached_property
+    def shared_size(self) -> int:
+        """float32 numbers that suffice where the learners of all groups share one set of
+        parameters."""
+        return Shared.size(sum(array.size for array in self._trainer.networks().values()))
+
+    @cached_property
+    def _trainer(self) -> Trainer:
+        """One to look at; every learner has its own."""
+        return self.config.algorithm.trainer(dataclasses.replace(self.spec, device="cpu"))
 
     @property
     def asks(self) -> list[Channel]:
         layout = asks_layout(self.spec.env.observation, self.spec.envs)
-        return [Channel(f"asks-{i}", layout, 1) for i in range(self.spec.actors) if self.serves]
+        return [
+            Channel(f"{self.prefix}asks-{i}", layout, 1)
+            for i in range(self.spec.actors)
+            if self.serves
+        ]
 
     @property
     def answers(self) -> list[Channel]:
         layout = answers_layout(self.spec.env.action.leaf, self.policy.extras, self.spec.envs)
-        return [Channel(f"answers-{i}", layout, 1) for i in range(self.spec.actors) if self.serves]
+        return [
+            Channel(f"{self.prefix}answers-{i}", layout, 1)
+            for i in range(self.spec.actors)
+            if self.serves
+        ]
 
     def store(self, transport: Transport) -> Store:
         memory = Lanes(tuple(transport.memory(lane) for lane in self.lanes))
-        store = self.config.algorithm.store(self.spec, memory)
+        store, learners = self.config.algorithm.store(self.spec, memory), self.spec.learners
         if self.relax.start == "batch" and self.relax.window == 1:
-            return store
+            return _shared_equally(store, learners)
         if not isinstance(store, OnceStore):
             raise Refusal(
                 f'relax.start = "{self.relax.start}" and reuse.window = {self.relax.window} need a '
                 f"store that can serve so; {self.config.algorithm.name}'s {type(store).__name__} "
                 f'cannot. Set relax.start = "batch" and reuse.window = 1, or use store.Fresh.'
             )
-        stream = self.relax.start == "stream"
-        return store.streamed() if stream else store.windowed(self.relax.window)
+        if self.relax.start == "stream":
+            _shared_equally(store, learners)
+            return store.streamed(learners)
+        return _shared_equally(store.windowed(self.relax.window), learners)
 
-    def batches(self, store: Store) -> Channel:
-        return Channel("batches", batch_layout(store.selection), self._depth(store))
+    def batches(self, store: Store, learner: int = 0) -> Channel:
+        layout = batch_layout(store.selection, self.spec.learners)
+        return Channel(self.batches_name(learner), layout, self._depth(store))
 
     def memory(self, transport: Transport) -> dict[str, Mapping[str, Array]]:
-        """What each channel holds, by its name."""
-        channels = [*self.lanes, self.batches(self.store(transport))]
+        """What each channel of the group holds, by its name."""
+        store, learners = self.store(transport), range(self.spec.learners)
+        channels = [*self.lanes, *(self.batches(store, i) for i in learners)]
         return {channel.name: transport.memory(channel) for channel in channels}
 
     def _depth(self, store: Store) -> int:
-        """Pieces that the learner asks for ahead: this batch's, and the next one's."""
-        return store.pieces * (1 if self.relax.lead == 0 else 2)
+        """Pieces that a learner asks for ahead: this batch's, and the next one's; only this batch's
+        where the first of several learners may wait for other groups: they begin together."""
+        waits = self.mixes and self.spec.learners > 1 and math.isfinite(self.joined.patience)
+        return store.pieces * (1 if self.relax.lead == 0 or waits else 2)
 
     def actor(self, index: int, transport: Transport, life: int = 0) -> Actor:
         """The actor of this index; `life` counts how often it was begun anew."""
@@ -276,7 +379,7 @@ class Topology:
             snapshots = None
         else:
             policy = self.config.algorithm.policy(dataclasses.replace(spec, actor=index))
-            snapshots = transport.subscriber(SNAPSHOTS, self.params_size, index)
+            snapshots = transport.subscriber(self.snapshots, self.params_size, index)
         return Actor(
             index=index,
             env=self.spare.pop() if self.spare else self.make(spec.envs),
@@ -284,8 +387,8 @@ class Topology:
             rollouts=transport.outbox(self.lanes[index]),
             snapshots=snapshots,
             behind=self.relax.lead if self.relax.take == "barrier" else math.inf,
-            rng=generator(spec.seed, "actor", index, life),
-            seed=int(generator(spec.seed, "env", index, life).integers(2**31)),
+            rng=generator(spec.seed, "actor", spec.index("actor", index), life),
+            seed=int(generator(spec.seed, "env", spec.index("env", index), life).integers(2**31)),
             make=self.make,
             send=TRIGGERS[send] if send else None,
         )
@@ -295,7 +398,7 @@ class Topology:
             policy=self.config.algorithm.policy(self.spec),
             asks=[transport.inbox(channel) for channel in self.asks],
             answers=[transport.outbox(channel) for channel in self.answers],
-            snapshots=transport.subscriber(SNAPSHOTS, self.params_size),
+            snapshots=transport.subscriber(self.snapshots, self.params_size),
             envs=self.spec.envs,
             rng=generator(self.spec.seed, "server"),
             max_batch=self.relax.max_batch,
@@ -310,25 +413,55 @@ class Topology:
             store=store,
             balance=dataclasses.replace(self.balance, pieces=store.pieces),
             lanes=[transport.inbox(lane) for lane in self.lanes],
-            batches=transport.outbox(self.batches(store)),
-            rng=generator(self.spec.seed, "buffer"),
+            batches=[transport.outbox(self.batches(store, i)) for i in range(self.spec.learners)],
+            rng=generator(self.spec.seed, "buffer", self.spec.index("buffer")),
             ordered=relax.late == "wait",
             max_staleness=most - (relax.window - 1),
             record=not relax.exact,
         )
 
-    def learner(self, transport: Transport) -> Learner:
+    def learner(
+        self,
+        transport: Transport,
+        index: int = 0,
+        team: Team = ALONE,
+        shared: Shared | None = None,
+    ) -> Learner:
+        """Of a group's learners, the one of this index, which is its rank in the `team`."""
+        if (team.rank, team.size) != (index, self.spec.learners):
+            raise ValueError(f"learner {index} of {self.spec.learners} needs a team of so many")
+        spec = dataclasses.replace(self.spec, learner=index, team=team, shared=shared)
         store, when = self.store(transport), self.config.relax.publish_when
-        evaluations = transport.publisher(EVALUATIONS, self.params_size) if self.evaluates else None
+        trainer, first = self.config.algorithm.trainer(spec), index == 0
         return Learner(
-            trainer=self.config.algorithm.trainer(self.spec),
+            trainer=trainer,
             store=store,
-            batches=transport.inbox(self.batches(store)),
+            batches=transport.inbox(self.batches(store, index)),
             depth=self._depth(store),
-            snapshots=transport.publisher(SNAPSHOTS, self.params_size),
+            snapshots=transport.publisher(self.snapshots, self.params_size) if first else None,
             publish=TRIGGERS[when] if when else Every(self.relax.publish),
-            evaluations=evaluations,
+            evaluations=(
+                transport.publisher(self.evaluations, self.params_size)
+                if first and self.evaluates
+                else None
+            ),
+            team=team,
+            mixer=self._mixer(trainer, transport) if first and self.mixes else None,
+            joined=self.mixes,
             skip=self.config.faults.nonfinite == "skip",
+        )
+
+    def _mixer(self, trainer: Trainer, transport: Transport) -> Mixer:
+        join, group, models = self.joined, self.spec.group, self.models.items()
+        return Mixer(
+            trainer,
+            group,
+            self.spec.groups,
+            outboxes={j: transport.outbox(channel) for (i, j), channel in models if i == group},
+            inboxes={i: transport.inbox(channel) for (i, j), channel in models if j == group},
+            graph=join.graph,
+            every=join.every,
+            patience=join.patience,
         )
 
     def evaluator(self, transport: Transport) -> Evaluator:
@@ -336,7 +469,7 @@ class Topology:
         return Evaluator(
             env=self.make(min(EVAL_ENVS, episodes)),
             policy=self.config.algorithm.policy(self.spec),
-            snapshots=transport.subscriber(EVALUATIONS, self.params_size),
+            snapshots=transport.subscriber(self.evaluations, self.params_size),
             episodes=episodes,
             seed=int(generator(self.spec.seed, "eval_env").integers(2**31)),
             make=self.make,
@@ -344,13 +477,37 @@ class Topology:
 
     def check_memory(self) -> None:
         """Refuse rollouts that do not fit, before they are asked for."""
-        need, free = sum(lane.nbytes for lane in self.lanes), free_memory()
+        channels = [*self.lanes * self.spec.groups, *self.models.values()]
+        need, free = sum(channel.nbytes for channel in channels), free_memory()
         if free is not None and need > free:
             raise Refusal(
                 f"rollouts and replay need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
                 f"free: the run would be killed. Lower algorithm.capacity, scale.actors, "
-                f"scale.envs_per_actor, scale.rollout_length, relax.lead or reuse.window."
+                f"scale.envs_per_actor, scale.rollout_length, scale.groups, relax.lead or "
+                f"reuse.window."
             )
+
+
+def _shared_equally(store: Store, learners: int) -> Store:
+    """The store itself, if every learner of a group can take an equal share of what it chooses."""
+    lengths = {whole.shape[0] for whole in store.selection.values()}
+    if learners == 1 or (len(lengths) == 1 and not min(lengths) % learners):
+        return store
+    if len(lengths) > 1:
+        raise Refusal(
+            f"scale.learners = {learners} take equal shares of what {type(store).__name__} "
+            f"chooses, but its leaves have different lengths, {sorted(lengths)}, so there are "
+            f"none. Give all leaves of `selection` one length, or set scale.learners = 1."
+        )
+    (length,) = lengths
+    near = min((n for n in range(1, 65) if length % n == 0), key=lambda n: abs(n - learners))
+    fit = max(1, round(length / learners)) * learners
+    raise Refusal(
+        f"scale.learners = {learners} does not divide the {length} that a batch is made of "
+        f"({', '.join(store.selection)}), so that their shares could not be equal. Set "
+        f"scale.learners = {near}, or let a batch be made of {fit} (scale.actors for rollouts, "
+        f"algorithm.batch_size for replay)."
+    )
 
 
 def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:
@@ -364,6 +521,18 @@ def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = No
     joined = Topology(config, spec, make, spare)
     joined.check_memory()
     return joined
+
+
+def topologies(
+    config: Config, make: MakeEnv | None = None, spec: Spec | None = None
+) -> list[Topology]:
+    """One for each group; an env that was made to look at is the first one's."""
+    first = topology(config, make, spec)
+    others = (
+        Topology(config, dataclasses.replace(first.spec, group=group), first.make)
+        for group in range(1, first.spec.groups)
+    )
+    return [first, *others]
 
 
 @dataclass
@@ -398,7 +567,11 @@ class Built:
 
 def build(config: Config, make: MakeEnv | None = None) -> Built:
     """All roles of a run, joined, in this process."""
-    joined, transport = topology(config, make), Memory()
+    return assemble(topology(config, make), Memory())
+
+
+def assemble(joined: Topology, transport: Memory) -> Built:
+    """All roles of a group, in this process."""
     return Built(
         topology=joined,
         transport=transport,

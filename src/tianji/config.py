@@ -59,10 +59,10 @@ class ScaleConfig:
     """how far acting and learning may run apart: a preset, see `tianji list`"""
     actors: Annotated[int, Bound(1, 1000)] = 1
     """actors, each with envs of its own"""
-    learners: Annotated[int, Bound(1, 1)] = 1
-    """learners of a group"""
-    groups: Annotated[int, Bound(1, 1)] = 1
-    """groups of actors, buffer and learners"""
+    learners: Annotated[int, Bound(1, 64)] = 1
+    """learners of a group; each takes an equal share of every batch"""
+    groups: Annotated[int, Bound(1, 64)] = 1
+    """groups of actors, buffer and learners; [join] says how they learn together"""
     envs_per_actor: Annotated[int, Bound(1, 1_000_000)] = 8
     """envs that an actor steps together"""
     rollout_length: Count = 32
@@ -119,6 +119,20 @@ class ReuseConfig:
 
     window: Count = 1
     """batches of which each update draws one, 1 / window of it new; 1: each rollout once"""
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """How the learners of several groups exchange their models."""
+
+    graph: Literal["complete", "ring", "exponential"] | None = None
+    """whose models a group takes in: all others' (join average), one neighbour's, or one at a
+    distance that doubles from round to round (join gossip); else complete or ring"""
+    every: Count | None = None
+    """updates from one round to the next, at least; else 10 to average, 1 to gossip"""
+    patience: Annotated[float, Bound(0, infinite=True)] | None = None
+    """updates that a learner goes on without a round's models; 0: groups wait for each other; inf:
+    never; else 0 at lead 0, 10 to gossip, and inf"""
 
 
 @dataclass(frozen=True)
@@ -198,7 +212,8 @@ class Config:
     stop: StopConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
-    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    faults: FaultsConfig = FaultsConfig()
+    join: JoinConfig = JoinConfig()
     seed: Whole = 0
     """of everything random in the run"""
     name: str = "run"
@@ -253,12 +268,13 @@ SECTIONS: dict[str, type[Any] | None] = {
     "scale": ScaleConfig,
     "relax": RelaxConfig,
     "reuse": ReuseConfig,
+    "join": JoinConfig,
     "stop": StopConfig,
     "eval": EvalConfig,
     "checkpoint": CheckpointConfig,
     "faults": FaultsConfig,
 }
-IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse")
+IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse", "join")
 WHERE = ("engine", "pin")
 """keys of [scale] that say where roles run, not what is learnt"""
 
@@ -367,6 +383,19 @@ def _check(config: Config, available: int) -> None:
             f"scale.cores = {config.scale.cores} exceeds the {available} cores that this process "
             f"may use; threads that share a core slow each other 3 to 18 times. Set scale.cores "
             f"to {available} or less."
+        )
+    for key in ("learners", "groups"):
+        count = getattr(config.scale, key)
+        if config.scale.engine == "serial" and count > 1:
+            raise Refusal(
+                f'scale.{key} = {count} needs processes, and scale.engine = "serial" has one, in '
+                f"which they would only take turns: it would be slower, not faster. Set "
+                f'scale.engine = "local", or scale.{key} = 1.'
+            )
+    patience = config.join.patience
+    if patience is not None and math.isfinite(patience) and not patience.is_integer():
+        raise Refusal(
+            f"join.patience = {patience} is no number of updates. Set a whole number, or inf."
         )
     stop = config.stop
     if all(getattr(stop, f.name) is None for f in dataclasses.fields(stop)):

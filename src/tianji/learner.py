@@ -11,12 +11,15 @@ import numpy as np
 from tianji.algorithm import Metrics, Store, Trainer
 from tianji.channel import Inbox, Publisher, Slot
 from tianji.errors import Failure
+from tianji.join import MIX, NO_MODEL, Mixer
 from tianji.role import Did, State
+from tianji.team import Alone, Team
 from tianji.trigger import Counts, Trigger
 from tianji.types import Array, Report, Rollout
 
 TAKE, UPDATE = Did("take"), Did("update")
 NO_BATCH = Did(waits="buffer")
+ALONE = Alone()
 
 LAST = 4
 """place in a piece's counts: produced, received and filtered steps, episodes, 1 if it is the last
@@ -36,9 +39,10 @@ class NonFinite(Failure):
 
 
 class Learner:
-    """Task 3. It takes the parts of a batch in order, makes the update, publishes the version."""
+    """Task 3. It takes the parts of a batch in order, makes the update, publishes the version.
 
-    name = "learner"
+    The learners of a group do so in lock-step, each with its share of the batch; the first alone
+    publishes, reports and exchanges models with other groups."""
 
     def __init__(
         self,
@@ -46,13 +50,18 @@ class Learner:
         store: Store,
         batches: Inbox,
         depth: int,
-        snapshots: Publisher,
+        snapshots: Publisher | None,
         publish: Trigger,
         evaluations: Publisher | None = None,
+        team: Team = ALONE,
+        mixer: Mixer | None = None,
+        joined: bool = False,
         skip: bool = False,
     ) -> None:
-        """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent;
-        `skip`: an update that is not finite is left out, else it raises."""
+        """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent.
+        `joined`: the first learner of the team has a `mixer`, and the others follow it. `skip`: an
+        update that is not finite is left out, else it raises."""
+        self.name = "learner" if team.rank == 0 else f"learner-{team.rank}"
         self.skipped: NonFinite | None = None
         """what the last update would have been; set when `step` returns UPDATE"""
         self._skip = skip
@@ -62,7 +71,7 @@ class Learner:
         """the trainer before the update under way, where it may have to go back there"""
         self.version = 0
         self.consumed = 0
-        """valid steps so far, reuse included"""
+        """valid steps that updates have consumed so far, those of the whole team, reuse included"""
         self.report: Report | None = None
         """what the last update was; set when `step` returns UPDATE"""
         self._trainer = trainer
@@ -72,6 +81,15 @@ class Learner:
         self._snapshots = snapshots
         self._publish_due = publish
         self._evaluations = evaluations
+        self._team = team
+        self._mixer = mixer
+        self._follows = joined and team.size > 1
+        self._mixed = False
+        """have the networks been mixed since the other learners last took them over?"""
+        self._unpublished = False
+        """is a version to be sent, once it is mixed or need not wait for it?"""
+        self._owed = 0
+        """pieces that were given back and not asked for anew"""
         self._counts = Counts()
         self._pieces: list[Slot] = []
         """of the batch in hand; the last one is being taken"""
@@ -81,9 +99,9 @@ class Learner:
 
     def begin(self) -> None:
         """Publish the first version and ask for the first batches."""
-        self._publish()
-        for _ in range(self._depth):
-            self._batches.grant(self.version)
+        if self._mixer is not None:
+            self._mixer.begin()
+        self._ask()
 
     @property
     def between_batches(self) -> bool:
@@ -91,9 +109,13 @@ class Learner:
 
     def step(self) -> Did:
         if self._parts is None:
+            if self._mixer is not None and not self._pieces and (did := self._mix()) is not None:
+                return did
             piece = self._batches.probe()
             if piece is None:
                 return NO_BATCH
+            if self._follows and not self._pieces:
+                self._follow()
             self._pieces.append(piece)
             self._parts = iter(self._store.parts(piece.arrays))
         part = next(self._parts, None)
@@ -119,6 +141,9 @@ class Learner:
             "received": self._counts.steps,
             "trainer": self._trainer.state(),
             "batches": self._batches.state(),
+            "owed": self._owed,
+            "mixed": self._mixed,
+            "mixer": None if self._mixer is None else self._mixer.state(),
         }
 
     def load_state(self, state: State) -> None:
@@ -126,11 +151,15 @@ class Learner:
         self.version, self.consumed = state["version"], state["consumed"]
         self._counts = Counts(state["received"], self.version)
         self._trainer.load_state(state["trainer"])
+        self._mixed = state["mixed"]
+        if self._mixer is not None:
+            self._mixer.load_state(state["mixer"])
         if state["batches"] is None:
-            self.begin()
+            self._ask()
         else:
             self._publish()
             self._batches.load_state(state["batches"])
+            self._owed = state["owed"]
 
     def policy_state(self) -> State:
         """What acting with the newest version needs, apart from all else."""
@@ -143,11 +172,15 @@ class Learner:
     def close(self) -> None:
         pass
 
+    def _ask(self) -> None:
+        self._publish()
+        for _ in range(self._depth):
+            self._batches.grant(self.version)
+
     def _take(self, part: Rollout) -> None:
         if self._skip and self._before is None:
             self._before = copy.deepcopy(self._trainer.state())
         self._staleness.append(self.version - part.versions)
-        self.consumed += int(np.count_nonzero(part.valid))
         self._taken.append(part)
         self._trainer.take(part)
 
@@ -156,9 +189,10 @@ class Learner:
         self.version += 1
         produced, received, filtered, episodes, _ = last.leaf("counts").tolist()
         before, self._counts = self._counts, Counts(received, self.version)
-        if self._publish_due(before, self._counts):
-            self._publish()
-        staleness = self._staleness
+        self._unpublished |= self._publish_due(before, self._counts)
+        if self._unpublished and self._mixer is None:
+            self._publish()  # before the rest: actors may be waiting for it
+        staleness = self._told()
         freshness = [piece.leaf("freshness").tolist() for piece in self._pieces]
         self.report = Report(
             version=self.version,
@@ -167,18 +201,62 @@ class Learner:
             consumed=self.consumed,
             episodes=last.leaf("episodes")[:episodes].copy(),
             metrics=metrics,
-            staleness=staleness[0] if len(staleness) == 1 else np.concatenate(staleness),
+            staleness=staleness,
             filtered=filtered,
             freshness=sum(fresh for fresh, _ in freshness) / len(freshness),
             share=freshness[-1][1],
         )
         for piece in self._pieces:
             self._batches.release(piece)
-            self._batches.grant(self.version)
+        self._owed += len(self._pieces)
         self._pieces, self._taken, self._staleness = [], [], []
+        if self._mixer is None:
+            self._go_on()
+
+    def _told(self) -> Array:
+        """The staleness of all that the team took; its steps are consumed now."""
+        steps = sum(int(np.count_nonzero(part.valid)) for part in self._taken)
+        parts = self._staleness
+        mine = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if self._team.size == 1:
+            self.consumed += steps
+            return mine
+        told = self._team.gather(np.concatenate([[steps], mine]))
+        self.consumed += int(sum(each[0] for each in told))
+        return np.concatenate([each[1:] for each in told])
+
+    def _mix(self) -> Did | None:
+        """Join the model with those of other groups, if that is due; None: go on. While it waits,
+        no batch is asked for, so that nobody of its team can begin the next one."""
+        assert self._mixer is not None
+        did = self._mixer.step(self.version)
+        if did is not NO_MODEL:
+            self._mixed |= did is MIX
+            self._go_on()
+        return did
+
+    def _go_on(self) -> None:
+        """Publish the version, if that is due, and ask for as much as was given back."""
+        if self._unpublished:
+            self._publish()
+        for _ in range(self._owed):
+            self._batches.grant(self.version)
+        self._owed = 0
+
+    def _follow(self) -> None:
+        """Take over what the first learner has mixed since the last batch, if it has."""
+        mixed, self._mixed = self._mixed, False
+        if self._team.share(np.array([mixed], np.int64))[0]:
+            fates, share = self._trainer.fates(), self._team.share
+            networks = self._trainer.networks().items()
+            self._trainer.load_networks(
+                {name: share(x) if fates[name] == "averaged" else x for name, x in networks}
+            )
 
     def _publish(self) -> None:
-        self._snapshots.push(self.version, self._trainer.params(self.version).flat)
+        self._unpublished = False
+        if self._snapshots is not None:
+            self._snapshots.push(self.version, self._trainer.params(self.version).flat)
 
     def _finite(self, metrics: Metrics) -> Metrics:
         """The metrics of an update that is finite; of one that is not, none: it is undone."""

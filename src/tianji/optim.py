@@ -1,15 +1,20 @@
-"""The optimizer seam: backward, clip and step, over parameters that lie in one flat buffer."""
+"""The optimizer seam: backward, average, clip, step, over parameters in one flat buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tianji.errors import Failure, Refusal
 from tianji.role import State
+from tianji.team import Alone, Shared, Team
 from tianji.types import Array, Leaves
+
+ALONE = Alone()
 
 
 class Flat:
@@ -29,8 +34,8 @@ class Flat:
             parameter.data = view
 
     def gradient(self) -> Tensor:
-        """One buffer for all gradients, into which backward will add."""
-        gradient = torch.zeros_like(self.data)
+        """One buffer for all gradients, into which backward will add, and one number more."""
+        gradient = torch.zeros(len(self.data) + 1, device=self.data.device)
         for parameter, view in self._views(gradient):
             parameter.grad = view
         return gradient
@@ -62,7 +67,12 @@ class Flat:
 
 class Optimizer:
     """Adam over several modules. One buffer for all parameters and one for all gradients make
-    zeroing, clipping and stepping one operation each, whatever the number of layers."""
+    zeroing, averaging, clipping and stepping one operation each, whatever the number of layers."""
+
+    fates: ClassVar[dict[str, Literal["averaged", "local"]]] = {
+        "optimizer.m": "local", "optimizer.v": "local", "optimizer.steps": "local"
+    }  # fmt: skip
+    """what groups that join their models do with the moments: each keeps its own"""
 
     def __init__(
         self,
@@ -70,41 +80,56 @@ class Optimizer:
         max_norm: float = 0.0,
         eps: float = 1e-8,
         betas: tuple[float, float] = (0.9, 0.999),
+        team: Team = ALONE,
+        shared: Shared | None = None,
     ) -> None:
+        """Gradients are averaged over the `team`; `shared` parameters are stepped by all."""
         self.flat = Flat(modules)
-        self._gradient = self.flat.gradient()
+        self._sum = self.flat.gradient()
+        """the gradients and, when learners add them up, the rows that they are a mean of"""
+        self._gradient = self._sum[:-1]
         self._max_norm = max_norm
         self._eps = eps
         self._betas = betas
+        self._team = team
+        self._shared = shared
+        self._parameters = self.flat.data
         self._m = torch.zeros_like(self.flat.data)
         self._v = torch.zeros_like(self.flat.data)
         self._steps = torch.zeros((), device=self.flat.data.device)
+        self._laid_out = torch.ones(())
+        if shared is not None:
+            if team.size > 1:
+                raise Refusal(
+                    f"parameters that are stepped without locks would be stepped {team.size} times "
+                    f"by the learners of one group. Set scale.learners = 1."
+                )
+            self._lay_out(shared)
 
-    def step(self, loss: Tensor, learning_rate: float) -> Tensor:
-        """Backward, clip, step; the norm of the gradient before clipping."""
+    def step(self, loss: Tensor | None, learning_rate: float, rows: int) -> Tensor:
+        """Backward, average, clip, step; the norm of the gradient before clipping.
+
+        The loss is a mean over `rows`; the gradient becomes the mean over all learners' rows. With
+        0 rows there is no loss, but all learners must make the same number of steps.
+        """
         self._gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if rows:
+            assert loss is not None
+            loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
+            if not self._average(rows):
+                return torch.zeros((), device=self.flat.data.device)
             norm: Tensor = torch.linalg.vector_norm(self._gradient)
             if self._max_norm > 0:
                 self._gradient.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
-            self._steps.add_(1)
-            torch._fused_adam_(
-                [self.flat.data],
-                [self._gradient],
-                [self._m],
-                [self._v],
-                [],
-                [self._steps],
-                lr=learning_rate,
-                beta1=self._betas[0],
-                beta2=self._betas[1],
-                weight_decay=0.0,
-                eps=self._eps,
-                amsgrad=False,
-                maximize=False,
-            )
+            self._adam(learning_rate)
+        self.refresh()
         return norm
+
+    def refresh(self) -> None:
+        """Where parameters are shared: look at what the others have made of them meanwhile."""
+        if self._shared is not None and self._laid_out:
+            self.flat.data.copy_(self._parameters)
 
     def finite(self) -> bool:
         """Are all parameters finite?"""
@@ -118,6 +143,94 @@ class Optimizer:
         }
 
     def load_state(self, state: State) -> None:
+        """Go on from a state; shared parameters are loaded by their first learner alone."""
         self.flat.load(state["parameters"])
+        if self._shared is not None:
+            if not self._shared.first:
+                return
+            self._parameters.copy_(self.flat.data)
         for name, tensor in (("m", self._m), ("v", self._v), ("steps", self._steps)):
             tensor.copy_(torch.from_numpy(np.asarray(state["moments"][name])))
+
+    def _average(self, rows: int) -> bool:
+        """Make the gradient the mean over all learners' rows; False where there are none."""
+        if self._team.size == 1:
+            return rows > 0
+        self._gradient.mul_(rows)
+        self._sum[-1] = rows
+        total = self._team.sum(self._sum)[-1]
+        if not total:
+            return False
+        self._gradient.div_(total)
+        return True
+
+    def _adam(self, learning_rate: float) -> None:
+        if not self._laid_out:
+            raise Failure(
+                "the shared parameters are not laid out yet, so that this step would be lost. "
+                "Make the first learner, and load its state, before any other begins."
+            )
+        self._steps.add_(1)
+        torch._fused_adam_(
+            [self._parameters],
+            [self._gradient],
+            [self._m],
+            [self._v],
+            [],
+            [self._steps],
+            lr=learning_rate,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=0.0,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _lay_out(self, shared: Shared) -> None:
+        """Let parameters, moments and the count of steps be places in the shared buffer."""
+        n = len(self.flat.data)
+        if self.flat.data.device.type != "cpu":
+            raise Refusal(
+                "parameters that several processes step without locks must lie in shared memory, "
+                'where a GPU cannot step them. Set scale.device = "cpu".'
+            )
+        if shared.flat.dtype != np.float32 or shared.flat.size < Shared.size(n):
+            raise ValueError(f"{n} parameters need {Shared.size(n)} shared float32 numbers")
+        buffer = torch.from_numpy(shared.flat)
+        self._laid_out, self._steps = buffer[0], buffer[1]
+        self._parameters, self._m, self._v = buffer[2 : 2 + 3 * n].view(3, n)
+        if shared.first:
+            self._parameters.copy_(self.flat.data)
+            self._laid_out.fill_(1.0)
+
+
+def mean_over(team: Team, values: Tensor, rows: Sequence[int]) -> Tensor:
+    """Means over each learner's own rows, [n, k], into means over all learners' rows; those that
+    are of no row at all are left out."""
+    if team.size == 1 and all(rows):
+        return values
+    counts = torch.tensor(rows, dtype=values.dtype, device=values.device).unsqueeze(-1)
+    sums = torch.where(counts > 0, values * counts, 0.0)
+    total = team.sum(torch.cat([sums, counts], -1))
+    some = total[total[:, -1] > 0]
+    return some[:, :-1] / some[:, -1:]
+
+
+def spread(team: Team, *columns: Tensor) -> tuple[int, list[tuple[Tensor, Tensor]]]:
+    """How many rows all learners have, and each column's mean and deviation over them."""
+    rows = len(columns[0])
+    if team.size == 1:
+        if not rows:
+            return 0, [(torch.zeros(()), torch.zeros(()))] * len(columns)
+        return rows, [(x.mean(), x.std(correction=0)) for x in columns]
+    count = torch.full((), rows, dtype=torch.float64, device=columns[0].device)
+    total, *sums = team.sum(torch.stack([count, *(x.double().sum() for x in columns)]))
+    means = [x / total.clamp(min=1) for x in sums]
+    pairs = zip(columns, means, strict=True)
+    second = torch.stack([(x.double() - mean).square().sum() for x, mean in pairs])
+    deviations = (team.sum(second) / total.clamp(min=1)).sqrt()
+    return int(total), [
+        (mean.to(x.dtype), deviation.to(x.dtype))
+        for x, mean, deviation in zip(columns, means, deviations, strict=True)
+    ]

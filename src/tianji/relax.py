@@ -189,7 +189,10 @@ PRESETS: dict[str, Callable[[Sizes], Relaxation]] = {
 
 def relaxation(preset: str, sizes: Sizes, fields: Mapping[str, Any]) -> Relaxation:
     """A preset with some fields set by hand; check `problem` of what comes out."""
-    found = replace(PRESETS[preset](sizes), **fields)
+    found = PRESETS[preset](sizes)
+    if sizes.groups > 1 and found.join == "none":
+        found = replace(found, join="average")
+    found = replace(found, **fields)
     if "max_staleness" not in fields and found.max_staleness is not None:
         # The preset's bound is for what arrives; a window and a longer lead add their own.
         least = found.lead if math.isfinite(found.lead) else 0
@@ -231,6 +234,18 @@ def _placement(relax: Relaxation, sizes: Sizes) -> str | None:
             'relax.hosts = "worker" acts and learns in turn; where updates do not wait for new '
             'steps, as in scale.relax = "free", its actor would never have its turn. Set '
             'scale.relax = "sync".'
+        )
+    if relax.join == "none" and sizes.groups > 1:
+        return (
+            f'relax.join = "none" with scale.groups = {sizes.groups} learns {sizes.groups} models '
+            f'that never meet, and only the first would be kept. Set relax.join = "average", or '
+            f"start as many runs."
+        )
+    if relax.join == "hogwild" and relax.hosts != "worker":
+        return (
+            'relax.join = "hogwild" shares parameters between workers, and relax.hosts = "apart" '
+            'makes none: actors would not see what others learn. Set scale.relax = "a3c", or '
+            'relax.join = "average".'
         )
     if relax.join != "none" and sizes.groups < 2:
         return (

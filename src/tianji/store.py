@@ -34,8 +34,8 @@ class Fresh:
         self._retired: list[tuple[int, int]] = []
         self._lanes = lanes
 
-    def streamed(self) -> Fresh:
-        return Fresh(self._lanes, 1, pieces=self._rollouts)
+    def streamed(self, rollouts: int = 1) -> Fresh:
+        return Fresh(self._lanes, rollouts, pieces=self._rollouts // rollouts)
 
     def windowed(self, batches: int) -> Window:
         return Window(self._lanes, self._rollouts, batches)
@@ -134,12 +134,12 @@ class Window:
             lane, slot, env = (
                 selection[k][begin : begin + self._B] for k in ("lane", "slot", "env")
             )
+            B = len(lane)  # of a learner's share the last part may be smaller
             leaves: Leaves = {}
             for name, array in self._lanes.memory[0].items():
                 if name not in ("head", "episodes"):
-                    shape = array.shape[1], self._B, *array.shape[3:]
-                    leaves[name] = np.empty(shape, array.dtype)
-            versions = np.empty(self._B, np.int64)
+                    leaves[name] = np.empty((array.shape[1], B, *array.shape[3:]), array.dtype)
+            versions = np.empty(B, np.int64)
             for i, memory in enumerate(self._lanes.memory):
                 (mine,) = np.nonzero(lane == i)
                 for name, array in leaves.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -16,6 +16,7 @@ from tianji import networks
 from tianji.algorithm import (
     Count,
     Decision,
+    Fate,
     Fraction,
     Lanes,
     Metrics,
@@ -26,7 +27,7 @@ from tianji.algorithm import (
 )
 from tianji.env import Discrete
 from tianji.errors import Refusal
-from tianji.optim import Flat, Optimizer
+from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import State, generator
 from tianji.store import Replay
 from tianji.types import Array, Layout, Leaves, Params, Rollout
@@ -90,6 +91,13 @@ class DQN:
             raise Refusal(
                 f"algorithm.capacity = {self.capacity} is less than warmup = {self.warmup}: the "
                 f"steps gathered first would be gone before the first update. Raise capacity."
+            )
+        if self.batch_size % spec.learners:
+            fit = max(1, round(self.batch_size / spec.learners)) * spec.learners
+            raise Refusal(
+                f"algorithm.batch_size = {self.batch_size} is no multiple of scale.learners = "
+                f"{spec.learners}, so that their shares could not be equal. Set batch_size to "
+                f"{fit}."
             )
 
     def steps_per_update(self, spec: Spec) -> int:
@@ -172,12 +180,14 @@ class Trainer:
     """One gradient step on a batch from replay."""
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
-        self._hyper, self._device = hyper, spec.device
+        self._hyper, self._device, self._team = hyper, spec.device, spec.team
         self._online = _module(hyper, spec)
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
         self._online.to(spec.device)
         self._target = copy.deepcopy(self._online)
-        self._optimizer = Optimizer({"q": self._online}, hyper.max_grad_norm)
+        self._optimizer = Optimizer(
+            {"q": self._online}, hyper.max_grad_norm, team=spec.team, shared=spec.shared
+        )
         self._target_flat = Flat({"target": self._target})
         self._params = Params(_shapes(self._online))
         rungs = [hyper.rung(replace(spec, actor=i)) or 0.0 for i in range(spec.actors)]
@@ -190,16 +200,19 @@ class Trainer:
         )
 
     def take(self, part: Rollout) -> None:
+        self._optimizer.refresh()
         self._part = part
 
     def finish(self) -> Metrics:
         assert self._part is not None
         loss, value = self._loss(self._part)
-        norm = self._optimizer.step(loss, self._hyper.learning_rate)
+        rows = self._part.valid.size  # replay draws valid steps only
+        norm = self._optimizer.step(loss, self._hyper.learning_rate, rows)
         self._updates += 1
         self._follow()
-        told = torch.stack([loss.detach(), value, norm]).tolist()
-        return dict(zip(("loss", "q_mean", "grad_norm"), told, strict=True)) | {
+        told = torch.stack([loss.detach(), value, norm]).unsqueeze(0)
+        (told,) = mean_over(self._team, told, [rows])
+        return dict(zip(("loss", "q_mean", "grad_norm"), told.tolist(), strict=True)) | {
             "learning_rate": self._hyper.learning_rate,
             "epsilon": self._ladder or self._hyper.epsilon(self._updates),
         }
@@ -214,6 +227,14 @@ class Trainer:
 
     def networks(self) -> Leaves:
         return self._optimizer.flat.arrays() | self._target_flat.arrays()
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> None:
+        self._optimizer.flat.load(arrays)
+        self._target_flat.load(arrays)
+
+    def fates(self) -> Mapping[str, Fate]:
+        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
+        return fates | Optimizer.fates
 
     def state(self) -> State:
         return {

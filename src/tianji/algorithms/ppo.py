@@ -16,6 +16,7 @@ from tianji.algorithm import (
     Bound,
     Count,
     Decision,
+    Fate,
     Fraction,
     Lanes,
     Metrics,
@@ -26,7 +27,7 @@ from tianji.algorithm import (
 from tianji.distributions import Distribution, distribution
 from tianji.errors import Refusal
 from tianji.moments import Moments
-from tianji.optim import Optimizer
+from tianji.optim import Optimizer, mean_over, spread
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import Fresh
 from tianji.types import GAP, Array, Layout, Leaves, Params, Rollout, leaf
@@ -85,12 +86,18 @@ class PPO:
         return self.schedule == "linear"
 
     def check(self, spec: Spec) -> None:
-        rows = self.steps_per_update(spec)
+        rows = self.steps_per_update(spec) // spec.learners
         if self.minibatches > rows:
             raise Refusal(
                 f"algorithm.minibatches = {self.minibatches} exceeds the batch of {rows} steps "
-                f"(actors x envs_per_actor x rollout_length), so some would be empty. Set it to "
-                f"{rows} or less."
+                f"(actors x envs_per_actor x rollout_length / learners), so some would be empty. "
+                f"Set it to {rows} or less."
+            )
+        if self.normalise_reward and spec.learners > 1:
+            raise Refusal(
+                f"algorithm.normalise_reward follows each env's return from rollout to rollout; "
+                f"with scale.learners = {spec.learners} no learner sees all of an env's, so the "
+                f"scale would be wrong. Set normalise_reward = false, or scale.learners = 1."
             )
         if self.normalise_reward and spec.window > 1:
             raise Refusal(
@@ -200,11 +207,14 @@ class Trainer:
             module.to(spec.device)
         self._policy, self._value = modules["policy"], modules["value"]
 
-        self._optimizer = Optimizer(modules, hyper.max_grad_norm, eps=1e-5)
+        self._team = spec.team
+        self._optimizer = Optimizer(
+            modules, hyper.max_grad_norm, eps=1e-5, team=spec.team, shared=spec.shared
+        )
         self._updates = 0
         self._steps = 0
         """valid steps of the updates so far, for the schedule"""
-        self._rng = generator(spec.seed, "learner")
+        self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
         self._obs = Moments(spec.env.observation["obs"].shape)
         self._return = Moments(())
         self._running = np.zeros((spec.actors, spec.envs), np.float32)
@@ -215,6 +225,8 @@ class Trainer:
 
     def take(self, part: Rollout) -> None:
         hyper = self._hyper
+        if not self._parts:
+            self._optimizer.refresh()
         raw = part.observation["obs"]
         obs = raw
         if hyper.normalise_observation:
@@ -254,27 +266,24 @@ class Trainer:
     def finish(self) -> Metrics:
         hyper = self._hyper
         batch = {k: torch.cat([part[k] for part in self._parts]) for k in self._parts[0]}
-        explained = _explained_variance(batch["value"], batch["target"])
-        if hyper.normalise_advantage and len(batch["advantage"]) > 0:
-            batch["advantage"] = _normalised_advantage(batch["advantage"], batch.get("weight"))
+        target, advantage = batch["target"], batch["advantage"]
+        weight = batch.get("weight")
+        # V-trace's weights are taken out for it. With them in, what the policy would hardly do has
+        # advantage 0, falls below the mean, and is unlearnt without a reason.
+        plain = advantage if weight is None else torch.where(weight > 0, advantage / weight, 0.0)
+        rows, ((mean, deviation), *of_targets) = spread(
+            self._team, plain, target, target - batch["value"]
+        )
+        if hyper.normalise_advantage and rows > 0:
+            plain = (plain - mean) / (deviation + 1e-8)
+            batch["advantage"] = plain if weight is None else weight * plain
         rate = self._learning_rate()
-        told: list[Tensor] = []
-        for epoch in range(hyper.epochs):
-            last = epoch == hyper.epochs - 1
-            for minibatch in self._minibatches(batch):
-                loss, parts = self._loss(minibatch, tell=last)
-                norm = self._optimizer.step(loss, rate)
-                if last:
-                    told.append(torch.stack([loss.detach(), *parts, norm]))
+        metrics = self._epochs(batch, rate)
         self._updates += 1
-        self._steps += len(batch["advantage"])
-        for rows in self._seen:
-            self._obs.update(rows)
+        self._steps += rows
+        self._observe()
         self._parts, self._seen = [], []
-        names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl",
-                 "clip_fraction", "grad_norm")  # fmt: skip
-        told = told or [torch.zeros(len(names))]  # every row only reset its env: nothing to learn
-        metrics = dict(zip(names, torch.stack(told).mean(0).tolist(), strict=True))
+        explained = _explained_variance(*(deviation for _, deviation in of_targets))
         return metrics | {"learning_rate": rate, "explained_variance": explained}
 
     def params(self, version: int) -> Params:
@@ -294,6 +303,17 @@ class Trainer:
         moments = {"obs": self._obs, "return": self._return}
         extra = {f"{k}.{name}": a for k, m in moments.items() for name, a in m.arrays().items()}
         return self._optimizer.flat.arrays() | extra
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> None:
+        self._optimizer.flat.load(arrays)
+        for prefix, moments in (("obs", self._obs), ("return", self._return)):
+            moments.load({name: arrays[f"{prefix}.{name}"] for name in moments.arrays()})
+
+    def fates(self) -> Mapping[str, Fate]:
+        # A normaliser's scale goes with the networks that were trained at it; its count says how
+        # fast it moves, and that is each group's own.
+        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
+        return fates | {"obs.count": "local", "return.count": "local"} | Optimizer.fates
 
     def state(self) -> State:
         return {
@@ -327,12 +347,43 @@ class Trainer:
         log_prob: Array = torch.cat(found).view(action.shape[:2]).cpu().numpy()
         return log_prob
 
+    def _epochs(self, batch: dict[str, Tensor], rate: float) -> Metrics:
+        """All optimizer steps of an update; what the last pass over the batch was like."""
+        names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl",
+                 "clip_fraction", "grad_norm")  # fmt: skip
+        told: list[Tensor] = []
+        counts: list[int] = []
+        for epoch in range(self._hyper.epochs):
+            last = epoch == self._hyper.epochs - 1
+            for minibatch in self._minibatches(batch):
+                rows = len(minibatch["advantage"])
+                # Without a row there is nothing to learn from, but other learners may have some.
+                loss, parts = self._loss(minibatch, tell=last) if rows else (None, [])
+                norm = self._optimizer.step(loss, rate, rows)
+                if last:
+                    values = [norm] * len(names) if loss is None else [loss.detach(), *parts, norm]
+                    told.append(torch.stack(values))
+                    counts.append(rows)
+        means = mean_over(self._team, torch.stack(told), counts)
+        if not len(means):  # every row only reset its env
+            return dict.fromkeys(names, 0.0)
+        return dict(zip(names, means.mean(0).tolist(), strict=True))
+
+    def _observe(self) -> None:
+        """Join what was observed into the moments, for the next update."""
+        if self._team.size > 1 and self._hyper.normalise_observation:
+            self._obs.update_together(self._team, self._seen)
+            return
+        for rows in self._seen:
+            self._obs.update(rows)
+
     def _learning_rate(self) -> float:
         hyper, spec = self._hyper, self._spec
         if hyper.schedule == "constant":
             return hyper.learning_rate
         done = self._updates / spec.updates if spec.updates else 0.0
-        done = max(done, self._steps / spec.steps if spec.steps else 0.0)
+        # A run's steps are those of all groups.
+        done = max(done, self._steps * spec.groups / spec.steps if spec.steps else 0.0)
         return hyper.learning_rate * max(0.0, 1.0 - done)
 
     def _rewards(self, part: Rollout) -> Array:
@@ -353,8 +404,7 @@ class Trainer:
         shuffled = {k: v.index_select(0, order) for k, v in batch.items()}
         cuts = [N * i // self._hyper.minibatches for i in range(self._hyper.minibatches + 1)]
         for begin, end in itertools.pairwise(cuts):
-            if begin < end:
-                yield {k: v[begin:end] for k, v in shuffled.items()}
+            yield {k: v[begin:end] for k, v in shuffled.items()}
 
     def _loss(self, batch: dict[str, Tensor], tell: bool) -> tuple[Tensor, list[Tensor]]:
         hyper, obs, advantage = self._hyper, batch["obs"], batch["advantage"]
@@ -382,17 +432,8 @@ class Trainer:
             return loss, [policy_loss.detach(), value_loss.detach(), -entropy.mean(), kl, cut]
 
 
-def _normalised_advantage(advantage: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean 0 and variance 1; V-trace's weights are taken out for it. With them in, what the policy
-    would hardly do has advantage 0, falls below the mean, and is unlearnt without a reason."""
-    if weight is None:
-        return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-    plain = torch.where(weight > 0, advantage / weight, 0.0)
-    return weight * (plain - plain.mean()) / (plain.std(correction=0) + 1e-8)
-
-
-def _explained_variance(value: Tensor, target: Tensor) -> float:
-    """1: values foretell the returns; 0: no better than their mean."""
-    if len(target) == 0 or (variance := target.var(correction=0)) < 1e-12:
-        return 0.0
-    return float(1.0 - (target - value).var(correction=0) / variance)
+def _explained_variance(target: Tensor, error: Tensor) -> float:
+    """By the deviations of the returns, and of what values left of them unexplained. 1: values
+    foretell the returns; 0: no better than their mean."""
+    variance = float(target.square())
+    return 0.0 if variance < 1e-12 else 1.0 - float(error.square()) / variance

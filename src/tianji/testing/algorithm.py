@@ -118,8 +118,38 @@ def _check_state(algorithm: Algorithm, make: Callable[[int], Env], updates: int)
         "after load_state() the next update differs, so a resumed run would not be the same run. "
         "Save the optimizer, the generators and all that an update depends on."
     )
+    _check_networks(other)
     assert other.finite(), "finite() says no, although training goes well"
     built.close()
+
+
+def _check_networks(trainer: Trainer) -> None:
+    """Everything learnt has a fate, and can be taken out and put back."""
+    learnt, fates = trainer.networks(), trainer.fates()
+    assert set(fates.values()) <= {"averaged", "local"}, (
+        f"fates() knows {sorted(set(fates.values()))}; it is one of averaged and local"
+    )
+    assert learnt.keys() <= fates.keys(), (
+        f"fates() leaves {sorted(learnt.keys() - fates.keys())} out, so groups that join their "
+        f"models would not know what to do with it. Name it averaged or local."
+    )
+    strange = {k for k, fate in fates.items() if fate == "averaged"} - learnt.keys()
+    assert not strange, (
+        f"fates() says that {sorted(strange)} is averaged, but networks() does not give it, so it "
+        f"would not be. Name it local, or give it."
+    )
+    before = {name: array.copy() for name, array in learnt.items()}
+    trainer.load_networks({name: array.copy() for name, array in learnt.items()})
+    assert sha256(trainer.networks()) == sha256(before), (
+        "load_networks(networks()) changes what was learnt, so joining groups would, too."
+    )
+    trainer.load_networks({name: array + 1 for name, array in before.items()})
+    changed = trainer.networks()
+    lost = [name for name, array in before.items() if np.array_equal(changed[name], array)]
+    assert not lost, (
+        f"load_networks() ignores {sorted(lost)}, so groups would not be joined. Load all."
+    )
+    trainer.load_networks(before)
 
 
 class _Both:
