@@ -240,6 +240,7 @@ def leaves_early(rank, path, results):
         team.sum(torch.ones(4))
     except Failure as failure:
         results.write_text(str(failure))
+    team.close()
 
 
 def test_a_learner_whose_team_is_gone_fails_and_says_so(tmp_path):

@@ -170,7 +170,7 @@ class Learner:
         return self._trainer.networks()
 
     def close(self) -> None:
-        pass
+        self._team.close()
 
     def _ask(self) -> None:
         self._publish()

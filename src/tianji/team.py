@@ -121,9 +121,11 @@ class Together:
         return self.sum(torch.from_numpy(mine.copy()).to(self._device)).cpu().numpy()
 
     def close(self) -> None:
+        """Also after a failure: gloo's threads would abort a process that ends without it."""
         import torch.distributed as dist
 
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
