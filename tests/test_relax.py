@@ -99,7 +99,7 @@ def test_a_preset_relaxes_these_edges(preset, first, second, third):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_every_preset_can_work_where_it_is_meant_to(name, on_policy, alone, groups):
     sizes = Sizes(on_policy, alone, actors=2, groups=groups)
-    refused = problem(PRESETS[name](sizes), sizes) is not None
+    refused = problem(relaxation(name, sizes, {}), sizes) is not None
     not_for_it = name in (REPLAY_ONLY if on_policy else ON_POLICY_ONLY)
     never_stops = name in {"free", "seed", "apex"} and not on_policy and alone
     nobody_to_join = name in JOINED and (groups == 1 or alone)

@@ -588,9 +588,11 @@ def test_shared_parameters_are_loaded_by_the_first_learner_alone():
 
 @pytest.mark.parametrize("algorithm", [PPO(epochs=2, minibatches=2), SMALL_DQN])
 def test_algorithms_step_the_shared_parameters(algorithm):
-    scale = ScaleConfig(actors=2, envs_per_actor=4, rollout_length=8)
+    scale = ScaleConfig(
+        engine="local", relax="a3c", groups=2, actors=2, envs_per_actor=4, rollout_length=8
+    )
     joined, transport = topology(config_for(algorithm, scale=scale), toy("Chain")), Memory()
-    flat = np.zeros(joined.shared_size, np.float32)
+    flat = np.zeros(joined.shared.layout["flat"].shape, np.float32)
     learner = joined.learner(transport, shared=Shared(flat, first=True))
     start = flat.copy()
     actors = [joined.actor(i, transport) for i in range(2)]

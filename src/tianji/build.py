@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from tianji.actor import Actor
 from tianji.algorithm import Acting, Lanes, OnceStore, Policy, Spec, Store, Trainer
 from tianji.balance import Balance, uneven_rounds
@@ -28,7 +30,7 @@ from tianji.server import Remote, Server, answers_layout, asks_layout
 from tianji.team import Shared, Team
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
-from tianji.types import Array, Params, rollout_layout
+from tianji.types import Array, Params, leaf, rollout_layout
 
 EVAL_ENVS = 8
 """envs that an evaluation steps together, at most"""
@@ -182,11 +184,12 @@ class Topology:
             for (i, j), channel in self.models.items()
             if group in (i, j)
         ]
-        return [(self.snapshots, "publish"), *evaluations, *models]
+        shared = [("shared", "read")] if self.shared else []
+        return [(self.snapshots, "publish"), *evaluations, *models, *shared]
 
     def holder(self, conduit: str, end: str) -> str:
-        """The role that holds this end of a channel."""
-        return next(role for role in self.role_names if (conduit, end) in self.ends(role))
+        """The host that holds this end of a channel."""
+        return next(host for host in self.hosts if (conduit, end) in self.host_ends(host))
 
     @property
     def role_names(self) -> list[str]:
@@ -309,10 +312,34 @@ class Topology:
         return {(i, j): model_channel(i, j, layout) for i, j in pairs}
 
     @cached_property
-    def shared_size(self) -> int:
-        """float32 numbers that suffice where the learners of all groups share one set of
-        parameters."""
-        return Shared.size(sum(array.size for array in self._trainer.networks().values()))
+    def shared(self) -> Channel | None:
+        """The memory in which the learners of all groups have one set of parameters, with room for
+        all that they learn; None: each has its own."""
+        if self.relax.join != "hogwild":
+            return None
+        size = Shared.size(sum(array.size for array in self._trainer.networks().values()))
+        return Channel("shared", {"flat": leaf((size,), np.float32)}, slots=1)
+
+    @property
+    def hosts(self) -> dict[str, list[str]]:
+        """The processes of this group, by name, and the roles that each holds."""
+        inside = ("actor", "buffer", "learner") if self.relax.hosts == "worker" else ()
+        within = [name for name in self.role_names if name.split("-")[0] in inside]
+        apart = {f"{self.prefix}{name}": [name] for name in self.role_names if name not in within}
+        return ({f"{self.prefix}worker": within} if within else {}) | apart
+
+    def host_ends(self, host: str) -> list[tuple[str, str]]:
+        """As `ends`, of all conduits that leave a host."""
+        ends = [end for role in self.hosts[host] for end in self.ends(role)]
+        if self.relax.hosts == "apart":
+            return ends
+        between = {self.evaluations, "shared", *(c.name for c in self.models.values())}
+        return [(conduit, end) for conduit, end in ends if conduit in between]
+
+    @property
+    def leader(self) -> str:
+        """The host of the first learner."""
+        return next(host for host, roles in self.hosts.items() if "learner" in roles)
 
     @cached_property
     def _trainer(self) -> Trainer:

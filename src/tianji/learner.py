@@ -129,6 +129,23 @@ class Learner:
         self._finish(piece)
         return UPDATE
 
+    @property
+    def alone(self) -> bool:
+        """Has it no team?"""
+        return self._team.size == 1
+
+    @property
+    def leads(self) -> bool:
+        """Is it the first of its team?"""
+        return self._team.rank == 0
+
+    def agree(self, rest: bool) -> bool:
+        """After an update: do all learners of the team rest now? The first one says so. Each of
+        them must ask, or the others would wait for it in the next update."""
+        if self._team.size == 1:
+            return rest
+        return bool(self._team.share(np.array([rest], np.int64))[0])
+
     def show_evaluator(self) -> None:
         """Let the evaluator play with the newest version."""
         assert self._evaluations is not None

@@ -17,21 +17,33 @@ class Placement:
     """that torch computes with"""
 
 
+LEARNS = ("learner", "worker")
+"""kinds of hosts that compute updates"""
+
+
+def kind_of(host: str) -> str:
+    """Of a host by its name: g1.actor-0 is an actor."""
+    return host.rpartition(".")[2].split("-")[0]
+
+
 def placements(
-    roles: Sequence[str], cores: Sequence[int], learner_cores: int, pin: bool
+    hosts: Sequence[str], cores: Sequence[int], learner_cores: int, pin: bool
 ) -> list[Placement]:
-    """One host for each role. The learner has the first cores for itself, each actor one of the
-    others, and what is left runs on any of those; where there are none left, all share all."""
-    mine, rest = tuple(cores[:learner_cores]), tuple(cores[learner_cores:])
-    pin = pin and bool(rest)
-    placed = []
-    for role in roles:
-        kind, _, index = role.partition("-")
-        where: tuple[int, ...] = rest
-        if kind == "learner":
-            where = mine
+    """Each learner has the first cores that are left for itself, each actor one of the others, and
+    what is left runs on any of those; where there are none for somebody, all share all."""
+    learners = [host for host in hosts if kind_of(host) in LEARNS]
+    taken = len(learners) * learner_cores
+    rest = tuple(cores[taken:])
+    apart = any(kind_of(host) not in LEARNS for host in hosts)
+    pin = pin and (bool(rest) if apart else taken <= len(cores))
+    placed, actors = [], 0
+    for host in hosts:
+        kind, where, threads = kind_of(host), rest, 1
+        if kind in LEARNS:
+            begin, threads = learners.index(host) * learner_cores, learner_cores
+            where = tuple(cores[begin : begin + learner_cores])
         elif kind == "actor":
-            where = (rest[int(index) % len(rest)],) if rest else ()
-        threads = learner_cores if kind == "learner" else 1
-        placed.append(Placement(role, where if pin else (), threads))
+            where = (rest[actors % len(rest)],) if rest else ()
+            actors += 1
+        placed.append(Placement(host, where if pin else (), threads))
     return placed

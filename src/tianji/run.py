@@ -25,6 +25,9 @@ from tianji.engines.engine import (
     HostFailed,
     advance,
     has_store,
+    of_group,
+    part_name,
+    updates_of,
 )
 from tianji.engines.server import ForkServer
 from tianji.errors import Failure, Refusal
@@ -328,8 +331,8 @@ class _Run:
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
         if self._resumed:
             assert self._restored is not None
-            version = self._restored["trainer"]["version"]
-            self._recorder.event(f"resumed at update {version}: {self._resumed}")
+            updates = updates_of(self._restored)
+            self._recorder.event(f"resumed at update {updates}: {self._resumed}")
 
     def _until_end(self) -> tuple[str, str]:
         """How it ended, and why, once that is saved. What the roles cannot go on without is begun
@@ -353,13 +356,19 @@ class _Run:
                 self._note(event)
         if parts is None:
             parts, source = self._newest_checkpoint()
+        counts = self._engine.counts()
         self._engine = self._engines.make()
         self._engine.start(self._folder)
         if parts is None:
             parts = self._engine.parts(-1)
-        on_policy = self._config.algorithm.on_policy
-        lost = advance(parts, self._recorder.state(), on_policy)
+        on_policy, lost = self._config.algorithm.on_policy, 0
+        for group, counted in enumerate(counts):
+            theirs = of_group(parts, group)
+            lost += advance(theirs, counted, on_policy)
+            if "store" not in theirs:
+                parts.pop(part_name("store", group), None)
         self._lost += lost
+        parts["run"]["recorder"] = self._recorder.state()
         self._engine.begin(parts)
         self._save_due = False
         self._recorder.fault(
@@ -473,7 +482,7 @@ class _Run:
             "evaluated": self._evaluated,
         }
         score = self._evaluated if self._engine.topology.evaluates else self._recorder.return_mean
-        meta = {"updates": parts["trainer"]["version"], "seed": self._config.seed}
+        meta = {"updates": updates_of(parts), "seed": self._config.seed}
         try:
             path = self._checkpoints.save(self._recorder.steps, parts, meta, score)
             self._recorder.event(f"checkpoint {path.name}")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from tianji.errors import Failure
 from tianji.types import Array
 
 if TYPE_CHECKING:  # whoever only acts or looks need not wait for torch
@@ -19,6 +18,10 @@ if TYPE_CHECKING:  # whoever only acts or looks need not wait for torch
 
 TIMEOUT = 60.0
 """seconds that a learner waits for the others of its group, before it calls them lost"""
+
+
+class Lost(Exception):
+    """The others of a team are gone, or one of them: a consequence of something else."""
 
 
 class Team(Protocol):
@@ -131,7 +134,7 @@ class Together:
         try:
             call()
         except RuntimeError as error:
-            raise Failure(
+            raise Lost(
                 f"learner {self.rank} lost the other {self.size - 1} of its group, so that it "
                 f"cannot go on alone: {error}. Look for the first of them that failed; its own "
                 f"message says why."

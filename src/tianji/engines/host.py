@@ -12,8 +12,9 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import gymnasium  # noqa: F401  hosts are forked from a process that has it imported
 import torch
@@ -26,7 +27,7 @@ from tianji import actor, evaluator
 from tianji.actor import SIMULATE, Actor
 from tianji.buffer import Buffer
 from tianji.build import Topology, make_spec, topology
-from tianji.channel import Gone
+from tianji.channel import Gone, Transport
 from tianji.config import load_config
 from tianji.driver import Forever
 from tianji.engines import wire
@@ -42,9 +43,12 @@ from tianji.role import Did, Role, State
 from tianji.rows import Appender
 from tianji.server import Server
 from tianji.tally import Tally
+from tianji.team import Alone, Lost, Shared, Team, Together
+from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
+from tianji.transports.split import Split
 from tianji.types import Array, sha256
-from tianji.watch import Watch
+from tianji.watch import Due, Watch
 
 TELL = 0.25
 """seconds between two words of how a host is"""
@@ -53,7 +57,7 @@ TELL_UPDATES = 0.1
 
 
 def main(request: State, fds: list[int]) -> NoReturn:
-    """Be the host of a role, in a process that was just forked."""
+    """Be the host of some roles, in a process that was just forked."""
     leave_signals_to_launcher()
     line = socket.socket(fileno=fds[0])
     code = 1
@@ -62,31 +66,36 @@ def main(request: State, fds: list[int]) -> NoReturn:
         host = Host(request, line, fds[1:])
         host.run()
         code = 0
-    except Gone:
-        code = 0  # a consequence: whoever went first has said why, or is seen to be dead
+    except (Gone, Lost) as error:
+        # A consequence: whoever went first has said why, or is seen to be dead.
+        print(error, file=sys.stderr)
+        code = 0
     except BrokenPipeError:
         code = 0  # likewise, of the launcher
     except BaseException as error:
-        if isinstance(error, NonFinite):
-            save_batch(Path(request["folder"]) / NONFINITE, error.batch)
-        kind = "refused" if isinstance(error, Refusal) else "failed"
-        expected = isinstance(error, Failure | Refusal)
-        exception = f"{type(error).__name__}: {error}"
-        trace = "".join(traceback.format_exception(error))
-        fault = Fault(
-            role=request["role"],
-            cause=str(error) if expected else exception,
-            pid=os.getpid(),
-            exception=exception,
-            traceback=trace,
-        )
-        about = {"fault": fault.tree(), "message": fault.cause, "expected": expected}
-        with contextlib.suppress(OSError):
-            wire.send(line, kind, about)
+        _tell_failure(error, request, line)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _tell_failure(error: BaseException, request: State, line: socket.socket) -> None:
+    if isinstance(error, NonFinite):
+        save_batch(Path(request["folder"]) / NONFINITE, error.batch)
+    expected = isinstance(error, Failure | Refusal)
+    exception = f"{type(error).__name__}: {error}"
+    fault = Fault(
+        role=request["role"],
+        cause=str(error) if expected else exception,
+        pid=os.getpid(),
+        exception=exception,
+        traceback="".join(traceback.format_exception(error)),
+    )
+    kind = "refused" if isinstance(error, Refusal) else "failed"
+    about = {"fault": fault.tree(), "message": fault.cause, "expected": expected}
+    with contextlib.suppress(OSError):
+        wire.send(line, kind, about)
 
 
 def _prepare(request: State) -> None:
@@ -105,7 +114,7 @@ def _prepare(request: State) -> None:
 
 
 class Host:
-    """Steps its role, answers the launcher, and says how it is from time to time."""
+    """Steps its roles, answers the launcher, and says how it is from time to time."""
 
     def __init__(self, request: State, line: socket.socket, fds: list[int]) -> None:
         self._name: str = request["role"]
@@ -123,44 +132,52 @@ class Host:
         config = load_config(request["config"], name=request["name"], available=available)
         self._transport = Shm.unpack(request["table"], fds[1:])
         self._transport.also(line.fileno())
-        joined = topology(config, spec=make_spec(config, EnvSpec.of(request["env"])))
-        self._joined = joined
-        self._role: Role = _make(self._name, joined, self._transport, request["life"])
-        self._driver = Forever([self._role], self._transport.wait)
+        spec = make_spec(config, EnvSpec.of(request["env"]), request["group"])
+        self._roles = _make(request, topology(config, spec=spec), self._transport)
+        self._actor, self._buffer = _one(self._roles, Actor), _one(self._roles, Buffer)
+        self._learner, self._server = _one(self._roles, Learner), _one(self._roles, Server)
+        self._evaluator = _one(self._roles, Evaluator)
+        self._driver = Forever(list(self._roles.values()), self._transport.wait)
         self._config = config
+        self._judges: bool = request["judges"]
+        """does its learner say when the run ends, is saved, is evaluated? Else the launcher does"""
         self._watch: Watch | None = None
         self._tally = Tally()
         self._resting = True
         self._settling = self._stopping = False
         self._told = self._told_updates = time.perf_counter()
-        self._going = self._simulated = self._disk_said = False
-        self._arrivals = Appender(self._folder / ARRIVALS)
-        wire.send(line, "ready", {"role": self._name})
+        self._going = self._loaded = self._simulated = self._disk_said = False
+        self._arrivals = Appender(self._folder / f"{request['prefix']}{ARRIVALS}")
+        first = "" if self._learner is None else sha256(self._learner.networks())
+        wire.send(line, "ready", {"role": self._name, "sha256": first})
 
     def run(self) -> None:
         board, place = self._board, self._place
         beats = 0
-        while not self._stopping:
-            if self._resting or board[place] > self._heard:
-                self._listen()
-                continue
-            did = self._driver.step()
-            beats += 1
-            board[place + BEAT] = beats
-            if did is UPDATE:
-                self._after_update()
-            elif did is SIMULATE:
-                self._after_simulation()
-            elif did is EVALUATED:
-                self._after_evaluation()
-            elif did is actor.REBUILD or did is evaluator.REBUILD:
-                self._after_rebuild()
-            if self._settling and self._settled():
-                self._rest("settled")
-            if self._driver.now - self._told > TELL:
-                self._tell(did)
-                self._driver.spent("tell")
-        self._role.close()
+        try:
+            while not self._stopping:
+                if self._resting or board[place] > self._heard:
+                    self._listen()
+                    continue
+                did = self._driver.step()
+                beats += 1
+                board[place + BEAT] = beats
+                if did is UPDATE:
+                    self._after_update()
+                elif did is SIMULATE:
+                    self._after_simulation()
+                elif did is EVALUATED:
+                    self._after_evaluation()
+                elif did is actor.REBUILD or did is evaluator.REBUILD:
+                    self._after_rebuild()
+                if self._settling and self._settled():
+                    self._rest("settled")
+                if self._driver.now - self._told > TELL:
+                    self._tell(did)
+                    self._driver.spent("tell")
+        finally:
+            for role in self._roles.values():
+                role.close()
         self._transport.close()
 
     def _listen(self) -> None:
@@ -182,40 +199,50 @@ class Host:
                     self._say("settled", {})
             case "pause":
                 self._rest("paused")
+            case "show":
+                assert self._learner is not None
+                self._say("shown", {"version": self._learner.version})
+                self._learner.show_evaluator()
             case "state":
                 self._say("state", self._state())
             case "renew":
                 self._renew(content, message.fds)
             case "follow":
-                if isinstance(self._role, Actor):
-                    self._role.follow(content["produced"], content["seq"])
+                if self._actor is not None and "seq" in content:
+                    self._actor.follow(content["produced"], content["seq"])
             case "stop":
                 self._stopping = True
         self._driver.spent("wait_checkpoint" if self._resting else "tell")
 
     def _load(self, states: State) -> None:
-        self._role.load_state(states["role"])
-        if isinstance(self._role, Learner):
+        for name, state in states["roles"].items():
+            self._roles[name].load_state(state)
+        if self._judging():
             self._watch = Watch(self._config)
             self._watch.load_state(states["recorder"])
+        self._loaded = True
+
+    def _judging(self) -> bool:
+        return self._judges and self._learner is not None and self._learner.leads
 
     def _renew(self, content: State, fds: list[int]) -> None:
         """The role at the other end of a channel died, and another one takes its place."""
-        role, index = content["role"], int(content["role"].partition("-")[2] or 0)
-        about = {"role": role, "renewals": content["renewals"]}
-        if isinstance(self._role, Buffer):
-            about["produced"], about["seq"] = self._role.lost(index)
-        elif isinstance(self._role, Server):
-            self._role.lost(index)
+        index = int(content["role"].partition("-")[2] or 0)
+        about = {"role": content["role"], "renewals": content["renewals"]}
+        if self._buffer is not None:
+            about["produced"], about["seq"] = self._buffer.lost(index)
+        if self._server is not None:
+            self._server.lost(index)
         self._transport.replace(content["table"], fds)
-        if isinstance(self._role, Server):
-            self._role.found(index)
+        if self._server is not None:
+            self._server.found(index)
         self._say("renewed", about)
 
     def _go(self, content: State) -> None:
-        if isinstance(self._role, Learner) and self._watch is None:
-            self._watch = Watch(self._config, elapsed=content["elapsed"])
-            self._role.begin()
+        if self._learner is not None and not self._going and not self._loaded:
+            if self._judging():
+                self._watch = Watch(self._config, elapsed=content["elapsed"])
+            self._learner.begin()
         if not self._going:
             self._driver.start()
         self._going = True
@@ -227,11 +254,13 @@ class Host:
         self._say(word, {})
 
     def _settled(self) -> bool:
-        return not isinstance(self._role, Learner) or self._role.between_batches
+        """Several learners agree after an update; one alone can rest whenever it has no batch."""
+        learner = self._learner
+        return learner is None or (learner.alone and learner.between_batches)
 
     def _after_simulation(self) -> None:
-        role = self._role
-        assert isinstance(role, Actor)
+        role = self._actor
+        assert role is not None
         self._board[self._place + STEP] = role.steps
         if not self._simulated:
             self._simulated = True
@@ -239,19 +268,23 @@ class Host:
             self._say("first", {})
 
     def _after_rebuild(self) -> None:
-        role = self._role
-        assert isinstance(role, Actor | Evaluator)
-        assert role.fault is not None
-        if isinstance(role, Actor):
-            self._board[self._place + STEP], self._board[self._place + SEED] = 0, role.seed
-        self._say("fault", dataclasses.replace(role.fault, pid=os.getpid()).tree())
+        for role in (self._actor, self._evaluator):
+            if role is not None and role.fault is not None:
+                fault, role.fault = role.fault, None
+                about = dataclasses.replace(fault, role=self._name, pid=os.getpid())
+                self._say("fault", about.tree())
+        if self._actor is not None:
+            self._board[self._place + STEP], self._board[self._place + SEED] = 0, self._actor.seed
 
     def _after_update(self) -> None:
-        learner, watch = self._role, self._watch
-        assert isinstance(learner, Learner)
-        assert watch is not None
+        learner, watch = self._learner, self._watch
+        assert learner is not None
         assert learner.report is not None
-        due = watch.note(learner.report)
+        if not learner.leads:
+            if learner.agree(False):
+                self._rest("paused")
+            return
+        due = Due() if watch is None else watch.note(learner.report)
         self._tally.add(learner.report)
         if learner.skipped is not None:
             self._say("fault", skipped(learner.skipped, self._folder, os.getpid()).tree())
@@ -261,7 +294,10 @@ class Host:
             learner.show_evaluator()
         if not due and self._driver.now - self._told_updates > TELL_UPDATES:
             self._tell_updates(None, False, False)
-        if due.stop is not None or due.save:
+        ends = due.stop is not None or due.save
+        if learner.agree(ends or (self._settling and not learner.alone)) and (
+            ends or not learner.alone
+        ):
             self._rest("settled")
         self._driver.spent("tell")
 
@@ -272,8 +308,9 @@ class Host:
         self._told_updates = self._driver.now
 
     def _after_evaluation(self) -> None:
-        assert isinstance(self._role, Evaluator)
-        self._say("evaluated", {"version": self._role.version, "episodes": self._role.result})
+        role = self._evaluator
+        assert role is not None
+        self._say("evaluated", {"version": role.version, "episodes": role.result})
 
     def _tell(self, did: Did) -> None:
         """How this host is: where its time went, what it has counted."""
@@ -282,17 +319,16 @@ class Host:
             "elapsed": self._driver.elapsed,
             "state": did.kind or f"waits for {did.waits}",
         }
-        role = self._role
-        if isinstance(role, Actor):
-            about["produced"] = role.produced
-            about["version"] = role.version
-        elif isinstance(role, Server):
-            about["version"] = role.version
-        elif isinstance(role, Buffer):
-            about |= {"received": role.received, "filling": role.filling}
-            about |= {"produced": role.produced, "filtered": role.filtered}
-            self._keep(role.arrivals())
-        elif isinstance(role, Learner) and self._tally.last is not None:
+        if self._actor is not None:
+            about["produced"] = self._actor.produced
+            about["version"] = self._actor.version
+        if self._server is not None:
+            about["version"] = self._server.version
+        if (buffer := self._buffer) is not None:
+            about |= {"received": buffer.received, "filling": buffer.filling}
+            about |= {"produced": buffer.produced, "filtered": buffer.filtered}
+            self._keep(buffer.arrivals())
+        if self._learner is not None and self._tally.last is not None:
             self._tell_updates(None, False, False)
         self._say("status", about)
         self._told = self._driver.now
@@ -309,26 +345,53 @@ class Host:
                 self._say("fault", Fault(self._name, words, "disk", action="goes on").tree())
 
     def _state(self) -> State:
-        state: State = {"role": self._role.state()}
-        if isinstance(self._role, Learner):
-            state["policy"] = self._role.policy_state()
-            state["sha256"] = sha256(self._role.networks())
+        state: State = {"roles": {name: role.state() for name, role in self._roles.items()}}
+        if self._learner is not None:
+            state["policy"] = self._learner.policy_state()
+            state["sha256"] = sha256(self._learner.networks())
         return state
 
     def _say(self, kind: str, content: State) -> None:
         wire.send(self._line, kind, content)
 
 
-def _make(name: str, joined: Topology, transport: Shm, life: int) -> Role:
+T = TypeVar("T")
+
+
+def _one(roles: Mapping[str, Role], kind: type[T]) -> T | None:
+    """The role of this kind that a host has, if it has one."""
+    return next((role for role in roles.values() if isinstance(role, kind)), None)
+
+
+def _make(request: State, joined: Topology, shm: Shm) -> dict[str, Role]:
+    """The roles of a host. In a worker they talk inside of it, and to others outside."""
+    transport: Transport = shm
+    if len(request["roles"]) > 1:
+        transport = Split(Memory(), shm, request["table"])
+    return {name: _make_role(name, request, joined, transport) for name in request["roles"]}
+
+
+def _make_role(name: str, request: State, joined: Topology, transport: Transport) -> Role:
     kind, _, index = name.partition("-")
     match kind:
         case "actor":
-            return joined.actor(int(index), transport, life)
+            return joined.actor(int(index), transport, request["life"])
         case "server":
             return joined.server(transport, time.monotonic)
         case "buffer":
             return joined.buffer(transport)
         case "learner":
-            return joined.learner(transport)
+            return _make_learner(int(index or 0), request, joined, transport)
         case _:
             return joined.evaluator(transport)
+
+
+def _make_learner(rank: int, request: State, joined: Topology, transport: Transport) -> Learner:
+    spec, shared = joined.spec, None
+    team: Team = Alone()
+    if spec.learners > 1:
+        team = Together(request["team"], rank, spec.learners, spec.device)
+    if joined.shared is not None:
+        (flat,) = transport.memory(joined.shared)["flat"]
+        shared = Shared(flat, first=spec.group == 0)
+    return joined.learner(transport, rank, team, shared)

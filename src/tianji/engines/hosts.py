@@ -20,7 +20,7 @@ from tianji.engines.server import ForkServer
 from tianji.fault import Fault
 from tianji.folder import HOSTS
 from tianji.machine import oom_kills, process_rss, process_started
-from tianji.plan import Placement
+from tianji.plan import Placement, kind_of
 from tianji.role import State
 
 GRACE = 2.0
@@ -40,6 +40,7 @@ class Host:
     """What is known of one process."""
 
     placement: Placement
+    group: int
     place: int
     line: socket.socket
     life: int = 0
@@ -47,6 +48,8 @@ class Host:
     pid: int = -1
     pidfd: int = -1
     ready: bool = False
+    first: str = ""
+    """the hash of the weights that its learner began with"""
     resting: bool = True
     alive: bool = True
     sent: int = 0
@@ -73,7 +76,12 @@ class Host:
 
     @property
     def kind(self) -> str:
-        return self.role.split("-")[0]
+        return kind_of(self.role)
+
+    @property
+    def leads(self) -> bool:
+        """Does it hold the first learner of its group?"""
+        return self.role.rpartition(".")[2] in ("learner", "worker")
 
 
 class Heard(NamedTuple):
@@ -128,7 +136,7 @@ class Hosts:
         wire.send(self._line, "fork", request | about, [theirs.fileno(), self._board_fd, *fds])
         theirs.close()
         ours.setblocking(False)
-        self.by_role[placement.role] = Host(placement, place, ours, life)
+        self.by_role[placement.role] = Host(placement, request["group"], place, ours, life)
         self._epoll.register(ours, select.EPOLLIN)
 
     def send(self, role: str, kind: str, content: State, fds: Sequence[int] = ()) -> None:
@@ -235,6 +243,7 @@ class Hosts:
         rows = []
         for host in self.by_role.values():
             host.rss = process_rss(host.pid) or host.rss
+            acts = host.kind in ("actor", "worker")
             rows.append(
                 {
                     "role": host.role,
@@ -243,7 +252,7 @@ class Hosts:
                     "cores": list(host.placement.cores),
                     "threads": host.placement.threads,
                     "state": host.status.get("state", "starts") if host.alive else "dead",
-                    "steps_per_s": round(host.rate, 1) if host.kind == "actor" else None,
+                    "steps_per_s": round(host.rate, 1) if acts else None,
                     "version": host.status.get("version"),
                 }
             )
@@ -340,7 +349,7 @@ class Hosts:
         self, host: Host, cause: str, trace: str = "", number: str | None = None, oom: bool = False
     ) -> Fault:
         words = self._board[8 * host.place : 8 * host.place + 8].tolist()
-        env = host.kind == "actor" and words[STEP] > 0
+        env = host.kind in ("actor", "worker") and words[STEP] > 0
         return Fault(
             role=host.role,
             cause=cause,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tianji.build import EVALUATIONS, SNAPSHOTS, Topology, topology
+from tianji.build import Topology, topologies
 from tianji.config import Config
 from tianji.engines.engine import (
     Evaluated,
@@ -20,6 +21,8 @@ from tianji.engines.engine import (
     HostFailed,
     Updated,
     gather,
+    join_groups,
+    of_group,
     scatter,
     shares_of,
 )
@@ -51,7 +54,12 @@ BACKOFF = 0.25
 """seconds that the second restart of a role waits, each further one twice as long"""
 
 REPLACED = ("actor", "evaluator")
-"""kinds of roles that can be begun anew while all others go on"""
+"""kinds of hosts that can be begun anew while all others go on"""
+
+OTHER = {"send": "receive", "receive": "send"}
+"""the other end of a channel"""
+
+COUNTED = ("version", "produced", "received", "consumed", "filtered")
 
 
 class LocalEngine:
@@ -62,34 +70,33 @@ class LocalEngine:
     def __init__(self, config: Config, server: ForkServer) -> None:
         self._config = config
         self._closing = contextlib.ExitStack()
-        self.version = 0
-        self._consumed = 0
+        self._server = server
+        self._hosts: Hosts | None = None
+        self._folder = Path()
         self.started = False
-        self._settling = False
-        self._learner_rests = math.inf
-        """since when, by the clock"""
-        self._stopped = False
-        self._going = False
+        self._going = self._settling = self._stopped = False
+        self._rests: dict[int, float] = {}
+        """since when the first learner of a group rests, by the clock"""
         self._died: list[Died] = []
         self._restarts = {
             kind: Budget(config.faults.restarts, config.faults.window) for kind in REPLACED
         }
         self._due: dict[str, float] = {}
-        """when roles whose process died are begun anew"""
+        """when hosts that died are begun anew"""
         self._following: dict[str, State] = {}
         """what actors that take a dead one's place must know, and how many have yet to say it"""
         self._renewals = 0
         self._events: list[Event] = []
-        self._shown: dict[int, int] = {}
-        """steps received when versions were shown to the evaluator, which has not played yet"""
+        self._shown: dict[int, tuple[int, int]] = {}
+        """updates made and steps received when versions were shown to the evaluator, which has not
+        played yet"""
         self._sha256 = ""
         self._watch: Watch | None = None
         self._look_due = 0.0
-        self._folder = Path()
-        self._server = server
-        self._hosts: Hosts | None = None
         try:
-            self.topology: Topology = topology(config)
+            self._groups = topologies(config)
+            self.topology = self._groups[0]
+            self._counts = [dict.fromkeys(COUNTED, 0) for _ in self._groups]
             for env in self.topology.spare:
                 env.close()
             self._transport = self._open()
@@ -98,42 +105,57 @@ class LocalEngine:
             raise
 
     @property
+    def version(self) -> int:
+        return sum(counts["version"] for counts in self._counts)
+
+    @property
     def evaluating(self) -> bool:
         return bool(self._shown)
 
     @property
     def settled(self) -> bool:
         """A role that is being begun anew is not waited for."""
-        return self._learner_rests < math.inf and all(
+        return len(self._rests) == len(self._groups) and all(
             host.resting or host.role in self._due for host in self._loop_hosts()
         )
 
     @property
     def stuck(self) -> bool:
-        return not self.settled and time.monotonic() - self._learner_rests > PAUSE
+        return not self.settled and self._rest_s > PAUSE
+
+    @property
+    def _rest_s(self) -> float:
+        """Seconds that all first learners have rested."""
+        if len(self._rests) < len(self._groups):
+            return -math.inf
+        return time.monotonic() - max(self._rests.values())
 
     def start(self, folder: Path) -> None:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
         scale, mine = self._config.scale, sorted(os.sched_getaffinity(0))
-        placed = placements(self.topology.role_names, mine, scale.cores, scale.pin)
+        names = [name for group in self._groups for name in group.hosts]
+        placed = placements(names, mine, scale.cores, scale.pin)
         self._placed = {placement.role: placement for placement in placed}
         self._hosts = Hosts(self._server, folder, len(placed))
-        for role in self._placed:
-            self._fork(role)
+        self._teams = folder / "logs" / f"team-{time.monotonic_ns()}"
+        for group in self._groups:
+            for name in group.hosts:
+                self._fork(group, name)
         self._until(lambda: all(h.ready for h in self._all()), START, "start")
-        self._transport.keep(())
+        self._check_alike()
+        for name in names:
+            for conduit, _ in self._channels(name):
+                self._transport.let_go(conduit)
         self._hosts.table_now()
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
         elapsed = 0.0
         if parts is not None:
             recorded = parts["run"]["recorder"]
-            states = scatter(parts, self.topology, self.topology.memory(self._transport))
-            for role, state in states.items():
-                self._send(role, "load", {"role": state, "recorder": recorded})
-            self.version, elapsed = parts["trainer"]["version"], recorded["elapsed"]
-            self._consumed = recorded["consumed"]
+            elapsed = recorded["elapsed"]
+            for group in self._groups:
+                self._load(group, of_group(parts, group.spec.group), recorded)
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -157,8 +179,9 @@ class LocalEngine:
     def settle(self) -> bool:
         if not self._settling and not self.settled:
             self._settling = True
-            self._send("learner", "settle", {})
-        return time.monotonic() - self._learner_rests < PAUSE
+            for host in self._leaders():
+                self._send(host.role, "settle", {})
+        return self._rest_s < PAUSE
 
     def go_on(self) -> None:
         assert self._watch is not None
@@ -169,35 +192,30 @@ class LocalEngine:
         answers = self._ask(asked, ANSWER)
         if len(answers) < len(asked):
             self._answer_deaths()
-        for host in self._loop_hosts():
-            if host.role not in answers:
-                answers[host.role] = {"role": self._stand_in(host)}
         return self._gather(answers, most_bytes)
 
     def rescue(self, seconds: float) -> dict[str, State] | None:
-        learner = self._host("learner")
-        if learner is None or not learner.alive or not learner.ready:
+        leaders = self._leaders()
+        if not leaders or not all(host.alive and host.ready for host in leaders):
             return None
-        others = [h for h in self._loop_hosts() if h.role != "learner"]
+        others = [h for h in self._loop_hosts() if not h.leads]
         self._settling = False
         self.settle()
-        self._wait_for([learner], seconds)
-        for host in (learner, *others):  # in the middle of a batch that will not be whole
+        self._wait_for(leaders, seconds)
+        for host in (*leaders, *others):  # in the middle of a batch that will not be whole
             if not host.resting:
                 self._send(host.role, "pause", {})
-        self._wait_for([learner], PAUSE)
-        if not learner.resting or not learner.alive:
+        self._wait_for(leaders, PAUSE)
+        if not all(host.resting and host.alive for host in leaders):
             return None
         self._wait_for(others, PAUSE)
         try:
-            answers = self._ask([learner, *(h for h in others if h.resting and h.alive)], PAUSE)
+            resting = [h for h in others if h.resting and h.alive]
+            answers = self._ask([*leaders, *resting], PAUSE)
         except Failure:
             return None
-        if "learner" not in answers:
+        if not all(host.role in answers for host in leaders):
             return None
-        for host in self._loop_hosts():
-            if host.role not in answers:
-                answers[host.role] = {"role": self._stand_in(host)}
         return self._gather(answers, -1)
 
     def networks_sha256(self) -> str:
@@ -216,14 +234,17 @@ class LocalEngine:
                 kinds.setdefault(host.kind, []).append(shares)
         return {key: value for found in kinds.values() for key, value in _mean(found).items()}
 
+    def counts(self) -> list[dict[str, int]]:
+        return [dict(counts) for counts in self._counts]
+
     def time(self) -> dict[str, dict[str, float]]:
         kinds: dict[str, list[dict[str, float]]] = {}
         for host in self._all():
             if seconds := host.status.get("seconds"):
                 shares = shares_of(seconds, host.status["elapsed"])
-                kinds.setdefault(host.kind, []).append(
-                    {key.partition("/")[2]: value for key, value in shares.items()}
-                )
+                if host.kind != "worker":  # which has several roles
+                    shares = {key.partition("/")[2]: value for key, value in shares.items()}
+                kinds.setdefault(host.kind, []).append(shares)
         return {kind: _mean(found) for kind, found in kinds.items()}
 
     def close(self) -> None:
@@ -237,44 +258,82 @@ class LocalEngine:
             self._hosts.kill()
 
     def _open(self) -> Shm:
-        """Every conduit of the topology: made here, so that it is refused here if it is too big."""
-        joined, transport = self.topology, Shm()
+        """Every conduit between hosts: made here, so that it is refused here if it is too big."""
+        transport = Shm()
         self._closing.callback(transport.close)
-        for lane in joined.lanes:
-            transport.open(lane)
-        transport.open(joined.batches(joined.store(transport)))
-        for channel in (*joined.asks, *joined.answers):
+        for channel in self.topology.models.values():
             transport.open(channel)
-        transport.open_newest(SNAPSHOTS, joined.params_size, joined.subscribers)
-        if joined.evaluates:
-            transport.open_newest(EVALUATIONS, joined.params_size, 1)
+        if self.topology.shared is not None:
+            transport.open(self.topology.shared)
+        for group in self._groups:
+            if group.evaluates:
+                transport.open_newest(group.evaluations, group.params_size, 1)
+            if group.relax.hosts == "worker":
+                continue
+            for channel in (*group.lanes, *group.asks, *group.answers):
+                transport.open(channel)
+            store = group.store(transport)
+            for learner in range(group.spec.learners):
+                transport.open(group.batches(store, learner))
+            transport.open_newest(group.snapshots, group.params_size, group.subscribers)
         return transport
 
     def _all(self) -> Iterable[Host]:
         return [] if self._hosts is None else self._hosts.by_role.values()
 
-    def _host(self, role: str) -> Host | None:
-        return None if self._hosts is None else self._hosts.by_role.get(role)
-
     def _loop_hosts(self) -> list[Host]:
         """All but the evaluator, which is no part of the run's future."""
         return [host for host in self._all() if host.kind != "evaluator"]
 
-    def _fork(self, role: str, life: int = 0) -> None:
+    def _leaders(self) -> list[Host]:
+        return [host for host in self._all() if host.leads]
+
+    def _fork(self, group: Topology, name: str, life: int = 0) -> None:
         assert self._hosts is not None
-        table, fds = self._transport.pack(self.topology.ends(role))
+        table, fds = self._transport.pack(group.host_ends(name))
         request = {
+            "roles": group.hosts[name],
+            "group": group.spec.group,
+            "prefix": group.prefix,
+            "judges": len(self._groups) == 1,
+            "team": f"{self._teams}-{group.spec.group}",
             "available": cores(),
             "config": self._config.tree(),
             "name": self._config.name,
-            "env": self.topology.spec.env.tree(),
+            "env": group.spec.env.tree(),
             "table": table,
         }
-        self._hosts.fork(self._placed[role], request, fds, life)
+        self._hosts.fork(self._placed[name], request, fds, life)
+
+    def _check_alike(self) -> None:
+        """All learners must begin with the same weights, or their mean would be no model at all."""
+        learners = {h.role: h.first for h in self._all() if h.first}
+        if len(set(learners.values())) > 1:
+            raise Failure(
+                f"learners begin with different weights ({learners}), so that averaging them would "
+                f"mean nothing. Draw all of them from generator(spec.seed, 'init')."
+            )
+
+    def _load(self, group: Topology, parts: Mapping[str, State], recorded: State) -> None:
+        """Give the roles of a group a checkpoint's states."""
+        worker = group.relax.hosts == "worker"
+        memory = {} if worker else group.memory(self._transport)
+        parts = {k: v for k, v in parts.items() if not (worker and k == "store")}
+        states = scatter(parts, group, memory)
+        for name, roles in group.hosts.items():
+            theirs = {role: states[role] for role in roles if role in states}
+            if theirs:
+                self._send(name, "load", {"roles": theirs, "recorder": recorded})
+        counts = self._counts[group.spec.group]
+        learner, buffer = states["learner"], states["buffer"]
+        counts |= {"version": learner["version"], "consumed": learner["consumed"]}
+        counts |= {"received": buffer["received"], "filtered": buffer["filtered"]}
+        counts["produced"] = sum(buffer["produced"])
 
     def _go(self, elapsed: float) -> None:
         self._settling = False
-        self._learner_rests = math.inf
+        self._rests.clear()
+        # The first group's learner lays out parameters that others share, so it goes first.
         for host in self._all():
             if host.role not in self._due:
                 host.resting = False
@@ -301,20 +360,20 @@ class LocalEngine:
         host, kind, content = heard
         match kind:
             case "ready":
-                host.ready = True
+                host.ready, host.first = True, content["sha256"]
                 self._let_follow(host)
             case "first":
                 self.started = True
             case "status":
                 self._note_status(host, content)
             case "updated":
-                self._note_updates(content)
+                self._note_updates(host, content)
+            case "shown":
+                counts = self._counts
+                received = sum(c["received"] for c in counts)
+                self._shown[content["version"]] = self.version, received
             case "settled":
-                host.resting = True
-                self._learner_rests = min(self._learner_rests, time.monotonic())
-                for other in self._loop_hosts():
-                    if other.role != "learner" and not other.resting:
-                        self._send(other.role, "pause", {})
+                self._note_rest(host)
             case "paused":
                 host.resting = True
             case "state":
@@ -329,40 +388,68 @@ class LocalEngine:
                 host.told = parse(content["fault"])
                 host.expected = content["expected"] and kind == "failed"
 
+    def _note_rest(self, host: Host) -> None:
+        """The first learner of a group rests, and with it the group."""
+        host.resting = True
+        self._rests.setdefault(host.group, time.monotonic())
+        for other in self._loop_hosts():
+            if other.group == host.group and not other.leads and not other.resting:
+                self._send(other.role, "pause", {})
+
     def _note_status(self, host: Host, status: State) -> None:
         host.status = status
         produced = status.get("produced", 0)
-        if host.kind == "actor":
+        if host.kind in ("actor", "worker"):
             now, (before, count) = time.monotonic(), host.counted
             if now - before >= 1.0:
                 host.rate = (produced - count) / (now - before) if before else 0.0
                 host.counted = now, produced
-        elif host.role == "buffer" and status["filling"] and self._watch is not None:
+        if status.get("filling") and self._watch is not None:
             # No update is near that would report or judge: show what arrives, end if told to.
-            report = only_counts(
-                self.version, produced, status["received"], self._consumed, status["filtered"]
-            )
+            counts = self._counts[host.group]
+            for name in ("produced", "received", "filtered"):
+                counts[name] = max(counts[name], status[name])
+            report = only_counts(**self._summed())
             self._events.append(Updated(report, self._watch.note(report)))
 
-    def _note_updates(self, content: State) -> None:
+    def _summed(self) -> dict[str, int]:
+        return {name: sum(counts[name] for counts in self._counts) for name in COUNTED}
+
+    def _note_updates(self, host: Host, content: State) -> None:
         tally = Tally.of(content["tally"])
-        assert tally.last is not None
-        self.version, self._consumed = tally.last.version, tally.last.consumed
-        if content["evaluate"]:
-            self._shown[self.version] = tally.last.received
+        last = tally.last
+        assert last is not None
+        self._counts[host.group] |= {name: getattr(last, name) for name in COUNTED}
         due = Due(content["stop"], content["evaluate"], content["save"])
+        if len(self._groups) > 1:
+            due = self._judge(tally)
+        elif due.evaluate:
+            self._shown[last.version] = last.version, last.received
         self._stopped = self._stopped or due.stop is not None
         self._events.append(Updated(tally, due))
 
+    def _judge(self, tally: Tally) -> Due:
+        """What is due, by the counts of all groups together, which no learner knows."""
+        assert self._watch is not None
+        assert tally.last is not None
+        counts, share = only_counts(**self._summed()), tally.last.share
+        tally.last = dataclasses.replace(counts, share=share)
+        due = self._watch.note(dataclasses.replace(counts, episodes=tally.episodes))
+        if due.evaluate:
+            self._send(self.topology.leader, "show", {})
+        if due.save:
+            self.settle()
+        return due
+
     def _note_evaluation(self, content: State) -> None:
         assert self._hosts is not None
-        for event in self._hosts.hear("learner"):  # it has said which versions were shown
+        for event in self._hosts.hear(self.topology.leader):  # which versions it has shown
             assert isinstance(event, Heard)
             self._heard(event)
         version = content["version"]
-        steps = self._shown.get(version, 0)
-        self._shown = {v: s for v, s in self._shown.items() if v > version}
-        self._events.append(Evaluated(version, steps, content["episodes"]))
+        updates, steps = self._shown.get(version, (version, 0))
+        self._shown = {v: shown for v, shown in self._shown.items() if v > version}
+        self._events.append(Evaluated(updates, steps, content["episodes"]))
 
     def _judge_clock(self) -> None:
         """The learner judges at its updates; where none comes, the time is up all the same."""
@@ -438,7 +525,7 @@ class LocalEngine:
         peers: dict[str, list[tuple[str, str]]] = {}
         for name, end in self._channels(role):
             self._transport.renew(name)
-            peer = self.topology.holder(name, OTHER[end])
+            peer = self._group_of(role).holder(name, OTHER[end])
             peers.setdefault(peer, []).append((name, OTHER[end]))
         self._following[role] = {"renewals": self._renewals, "peers": len(peers)}
         for peer, ends in peers.items():
@@ -451,19 +538,22 @@ class LocalEngine:
         following = self._following[content["role"]]
         if content["renewals"] == following["renewals"]:
             following |= content | {"peers": following["peers"] - 1}
-            new = self._host(content["role"])
-            assert new is not None
-            self._let_follow(new)
+            assert self._hosts is not None
+            self._let_follow(self._hosts.by_role[content["role"]])
 
-    def _channels(self, role: str) -> list[tuple[str, str]]:
-        return [(name, end) for name, end in self.topology.ends(role) if end in OTHER]
+    def _group_of(self, host: str) -> Topology:
+        return next(group for group in self._groups if host in group.hosts)
+
+    def _channels(self, host: str) -> list[tuple[str, str]]:
+        ends = self._group_of(host).host_ends(host)
+        return [(name, end) for name, end in ends if end in OTHER]
 
     def _begin_anew(self) -> None:
         assert self._hosts is not None
         for role, due in self._due.items():
             host = self._hosts.by_role[role]
             if not host.alive and time.monotonic() >= due:
-                self._fork(role, host.life + 1)
+                self._fork(self._group_of(role), role, host.life + 1)
                 for name, _ in self._channels(role):
                     self._transport.let_go(name)
                 self._hosts.table_now()
@@ -478,7 +568,7 @@ class LocalEngine:
             return
         del self._due[host.role]
         host.counted = 0.0, 0
-        if self._learner_rests < math.inf and host.kind == "actor":
+        if host.group in self._rests and host.kind == "actor":
             self._send(host.role, "follow", content)
             return  # the others rest, and it goes on with them
         host.resting = False
@@ -518,34 +608,43 @@ class LocalEngine:
         return {h.role: h.answer for h in hosts if h.answer is not None}
 
     def _gather(self, answers: Mapping[str, State], most_bytes: float) -> dict[str, State]:
-        self._sha256 = answers["learner"]["sha256"]
-        roles = {role: answer["role"] for role, answer in answers.items()}
-        policy = answers["learner"]["policy"]
-        parts = gather(
-            self.topology, self.topology.memory(self._transport), roles, policy, most_bytes
-        )
-        parts["run"]["at"] = 0
-        return parts
+        """All groups' parts of a checkpoint; for a host that does not answer, what can be said."""
+        assert self._hosts is not None
+        self._sha256 = answers[self.topology.leader]["sha256"]
+        gathered = []
+        for group in self._groups:
+            roles: dict[str, State] = {}
+            for name, within in group.hosts.items():
+                if name in answers:
+                    roles |= answers[name]["roles"]
+                elif within != ["evaluator"]:
+                    roles[within[0]] = self._stand_in(self._hosts.by_role[name], within[0])
+            policy = answers[group.leader]["policy"]
+            if group.relax.hosts == "worker":  # its rollouts are its own
+                parts = gather(group, {}, roles, policy, -1)
+            else:
+                memory = group.memory(self._transport)
+                parts = gather(group, memory, roles, policy, most_bytes)
+            parts["run"]["at"] = 0
+            gathered.append(parts)
+        return join_groups(gathered)
 
-    def _stand_in(self, host: Host) -> State:
+    def _stand_in(self, host: Host, role: str) -> State:
         """What can be said of a role whose process is dead, for a checkpoint without its data."""
-        kind, _, index = host.role.partition("-")
-        rng = generator(self._config.seed, kind, int(index or 0), host.life)
+        kind, _, index = role.partition("-")
+        spec = self._groups[host.group].spec
+        rng = generator(spec.seed, kind, spec.index(kind, int(index or 0)), host.life)
         rng.bit_generator.advance(2**64)  # type: ignore[attr-defined]  # not the same draws again
         state = {"produced": host.status.get("produced", 0), "rng": generator_state(rng)}
         if kind == "actor":
             return state | {"seq": 0}
         if kind == "server":
             return state
-        counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
-        actors = [h for h in self._all() if h.kind == "actor"]
+        actors = [h for h in self._all() if h.kind == "actor" and h.group == host.group]
         produced = [h.status.get("produced", 0) for h in actors]
+        counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
         none = {"lanes": None, "store": None, "episodes": np.empty(0, EPISODE)}
         return state | counts | none | {"produced": produced, "seqs": [0] * len(actors)}
-
-
-OTHER = {"send": "receive", "receive": "send"}
-"""the other end of a channel"""
 
 
 def _consequence(died: Died) -> bool:

@@ -131,6 +131,18 @@ class SerialEngine:
     def networks_sha256(self) -> str:
         return sha256(self._built.learner.networks())
 
+    def counts(self) -> list[dict[str, int]]:
+        learner, buffer = self._built.learner, self._built.buffer
+        return [
+            {
+                "version": learner.version,
+                "produced": buffer.produced,
+                "received": buffer.received,
+                "consumed": learner.consumed,
+                "filtered": buffer.filtered,
+            }
+        ]
+
     def shares(self) -> dict[str, float]:
         seconds, before = dict(self._driver.seconds), self._shares_before
         elapsed, since = self._driver.elapsed, self._shares_since
