@@ -254,9 +254,7 @@ class Host:
         self._say(word, {})
 
     def _settled(self) -> bool:
-        """Several learners agree after an update; one alone can rest whenever it has no batch."""
-        learner = self._learner
-        return learner is None or (learner.alone and learner.between_batches)
+        return self._learner is None or self._learner.can_rest
 
     def _after_simulation(self) -> None:
         role = self._actor
@@ -294,10 +292,8 @@ class Host:
             learner.show_evaluator()
         if not due and self._driver.now - self._told_updates > TELL_UPDATES:
             self._tell_updates(None, False, False)
-        ends = due.stop is not None or due.save
-        if learner.agree(ends or (self._settling and not learner.alone)) and (
-            ends or not learner.alone
-        ):
+        told_to = self._settling and not learner.alone
+        if learner.agree(due.stop is not None or due.save or told_to):
             self._rest("settled")
         self._driver.spent("tell")
 

@@ -56,6 +56,9 @@ BACKOFF = 0.25
 REPLACED = ("actor", "evaluator")
 """kinds of hosts that can be begun anew while all others go on"""
 
+ENVS = (*REPLACED, "worker")
+"""kinds of hosts that step envs"""
+
 OTHER = {"send": "receive", "receive": "send"}
 """the other end of a channel"""
 
@@ -324,6 +327,9 @@ class LocalEngine:
             theirs = {role: states[role] for role in roles if role in states}
             if theirs:
                 self._send(name, "load", {"roles": theirs, "recorder": recorded})
+        if group.shared is not None and group.spec.group == 0:
+            # Others begin with what its learner lays out.
+            self._ask([host for host in self._all() if host.role == group.leader], ANSWER)
         counts = self._counts[group.spec.group]
         learner, buffer = states["learner"], states["buffer"]
         counts |= {"version": learner["version"], "consumed": learner["consumed"]}
@@ -333,7 +339,6 @@ class LocalEngine:
     def _go(self, elapsed: float) -> None:
         self._settling = False
         self._rests.clear()
-        # The first group's learner lays out parameters that others share, so it goes first.
         for host in self._all():
             if host.role not in self._due:
                 host.resting = False
@@ -461,7 +466,7 @@ class LocalEngine:
             self._events.append(Updated(Tally(), Due(stop=f"seconds >= {limit:g}")))
 
     def _look_for_hangs(self) -> None:
-        """An actor or an evaluator that does not go on is ended, and then begun anew."""
+        """A host whose env does not go on is ended, and then begun anew."""
         assert self._hosts is not None
         if (now := time.monotonic()) < self._look_due:
             return
@@ -469,7 +474,7 @@ class LocalEngine:
         if late:  # this process was stopped, and the hosts perhaps with it
             self._hosts.forgive()
         for host, seconds in self._hosts.hanging(self._config.faults.hang):
-            if host.kind in REPLACED:
+            if host.kind in ENVS:
                 where = f"{self._folder / 'logs' / host.role}.log"
                 self._hosts.end(
                     host,
