@@ -41,7 +41,7 @@ STYLES = {
 
 WIDTH, BOX, HIGH = 760, 128, 40
 COLUMNS = {"actor": 34, "buffer": 306, "server": 306, "learner": 566}
-ROW, TOP, HEAD = 84, 36, 20
+ROW, TOP, HEAD = 84, 14, 20
 """pixels from one row to the next, above the first, and of a host's name"""
 DOES = {"server": "chooses", "buffer": "holds, grants", "learner": "learns"}
 FONT = 'font-family="Helvetica, Arial, sans-serif"'
@@ -76,10 +76,11 @@ class Picture:
         )
         self.height = max(self.height, *(y for _, y in points))
 
-    def label(self, x: float, y: float, words: str, style: str) -> None:
-        """Words on a white ground, so that lines do not run through them."""
-        w = 5.7 * len(words) + 8
-        self.box(2, x - w / 2, y - 9, w, 13, 'fill="white" stroke="none" fill-opacity="0.9"')
+    def label(self, x: float, y: float, words: str, style: str, ground: str = "none") -> None:
+        """Words; on a ground, where a line would run through them."""
+        w = 5.2 * len(words) + 6
+        if ground != "none":
+            self.box(2, x - w / 2, y - 8, w, 12, f'fill="{ground}" stroke="none"')
         self.text(x, y + 1, words, 10, f'text-anchor="middle" fill="{STYLES[style][0]}"')
 
     def svg(self, title: str) -> str:
@@ -199,36 +200,39 @@ def travel(
         picture.arrow([(x + BOX, y + (12 if group.serves else low)), into], third)
     middle = sum(y for _, y in actors) / len(actors)
     if group.serves:
-        picture.label((actors[0][0] + BOX + buffer[0]) / 2, buffer[1] + 2, f"III {third}", third)
+        picture.label(
+            (actors[0][0] + BOX + buffer[0]) / 2, buffer[1] + 4, f"rollouts, III {third}", third
+        )
     else:
         picture.label(
-            (actors[0][0] + BOX + buffer[0]) / 2, middle + HIGH / 2, f"rollouts, III {third}", third
+            (actors[0][0] + BOX + buffer[0]) / 2 - (4 if len(actors) > 1 else 0),
+            middle + (HIGH / 2 + 3 if len(actors) > 1 else 12),
+            f"rollouts, III {third}",
+            third,
         )
     for x, y in learners:
         picture.arrow([(buffer[0] + BOX, buffer[1] + HIGH / 2), (x, y + HIGH / 2)], third)
     between = sum(y for _, y in learners) / len(learners) + HIGH / 2
     picture.label(
-        (buffer[0] + BOX + learner[0]) / 2,
-        (between + buffer[1] + HIGH / 2) / 2,
+        (buffer[0] + BOX + learner[0]) / 2 - (4 if len(learners) > 1 else 0),
+        (between + buffer[1] + HIGH / 2) / 2 + (3 if len(learners) > 1 else -8),
         f"batches, III {third}",
         third,
     )
     if len(learners) > 1:
         x = learner[0] + BOX / 2
         picture.arrow([(x, learner[1] + HIGH), (x, learners[1][1])], "waiting", both=True)
-        picture.label(x + 48, learner[1] + HIGH + 34, "gradients", "waiting")
+        picture.label(x + 34, learner[1] + HIGH + 20, "gradients", "waiting")
     if group.serves:
         server = places[number, "server"]
         for x, y in actors:
             ends = [(x + BOX, y + low), (server[0], server[1] + HIGH - 12)]
             picture.arrow(ends, second, both=True)
-        picture.label(
-            (actors[0][0] + BOX + server[0]) / 2, server[1] + HIGH + 8, f"asks, answers, II {second}",
-            second,
-        )  # fmt: skip
+        between = (actors[0][0] + BOX + server[0]) / 2
+        picture.label(between, server[1] + HIGH + 6, f"asks, answers, II {second}", second)
         x, y = learner[0] + BOX / 2, server[1] + HIGH / 2
         picture.arrow([(x, learner[1] + HIGH), (x, y), (server[0] + BOX, y)], first)
-        picture.label((server[0] + BOX + x) / 2, y, f"snapshots, I {first}", first)
+        picture.label((server[0] + BOX + x) / 2 + 20, y - 6, f"snapshots, I {first}", first)
         return
     # Snapshots go back underneath, from the first learner to every actor's left side.
     last = max(y for _, y in [*actors, *learners]) + HIGH
@@ -238,15 +242,16 @@ def travel(
         y = last + 6  # below the boxes, within the host
         x = learner[0] + 20
         back = [(x, last), (x, y), (actors[0][0] + 20, y), (actors[0][0] + 20, last)]
-        picture.arrow(back, "inside" if group.shared is None else first)
-        picture.label((x + actors[0][0]) / 2 + 30, y + 1, f"snapshots, I {first}", first)
+        picture.arrow(back, "inside")
+        told = "snapshots" if group.shared is not None else "snapshots, I inside"
+        picture.label((x + actors[0][0]) / 2 + 30, y + 2, told, "inside", "#eef1f5")
         return
     out = learner[0] + 20 if len(learners) == 1 else learner[0] - 16
     begin = [(out, learner[1] + HIGH)] if len(learners) == 1 else [(learner[0], learner[1] + 30)]
     begin += [] if len(learners) == 1 else [(out, learner[1] + 30)]
     for x, at in actors:
         picture.arrow([*begin, (out, y), (left, y), (left, at + 12), (x, at + 12)], first)
-    picture.label((out + left) / 2, y, f"snapshots, I {first}", first)
+    picture.label((out + left) / 2, y + 3, f"snapshots, I {first}", first, "white")
 
 
 def joins(
@@ -268,6 +273,7 @@ def joins(
         picture.box(2, x - 8, y, 50, HIGH, dashes)
         picture.text(x + 17, y + 17, "shared", 10, 'text-anchor="middle" fill="#111"')
         picture.text(x + 17, y + 30, "memory", 10, 'text-anchor="middle" fill="#111"')
+        picture.label(x - 60, y + 24, "parameters, I free", "free")
         return
     for i, j in first.models:
         (x, y), (_, to) = places[i, "learner"], places[j, "learner"]
