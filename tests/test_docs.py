@@ -80,7 +80,7 @@ def checkout(tmp_path, monkeypatch):
     for registry, content in zip(registries, before, strict=True):
         registry.clear()
         registry.update(content)
-    for name in {"corridor", "reinforce", "snippets"} - modules:
+    for name in {"corridor", "reinforce", "snippets", "tianji.testing.faults"} - modules:
         sys.modules.pop(name, None)
 
 
