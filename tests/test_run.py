@@ -412,8 +412,8 @@ def test_an_env_that_raises_is_rebuilt_and_its_traceback_is_told_once(tmp_path):
 
 
 def test_an_env_that_raises_too_often_fails_the_run_with_its_own_error(tmp_path):
+    argv = "faults.env_restarts=2", "stop.updates=20"
     with pytest.raises(Failure, match=r"the simulator broke in step 40.*2 within 600 s"):
-        argv = "faults.env_restarts=2", "stop.updates=20"
         train(faulty(raise_after=40), tmp_path, *argv, name="raise")
     folder = tmp_path / "raise"
     assert "the simulator broke" in (folder / "log.txt").read_text()

@@ -14,7 +14,7 @@ from tianji.errors import Failure
 from tianji.fault import Fault
 from tianji.role import State
 from tianji.tally import Tally
-from tianji.types import Array, Report
+from tianji.types import PRODUCED, Array, Report
 from tianji.watch import Due
 
 
@@ -182,6 +182,11 @@ def advance(parts: dict[str, State], recorded: State, on_policy: bool) -> int:
     if on_policy or buffer["lanes"] is None:
         parts.pop("store", None)
         return lost
+    first = dict(parts["store"]["rollouts-0"])
+    first["head"] = first["head"].copy()
+    for slot, _ in buffer["lanes"][0]["pushed"]:  # the buffer has yet to read how far this was
+        first["head"][slot, PRODUCED] += missing
+    parts["store"]["rollouts-0"] = first
     batches = dict(parts["store"]["batches"])
     counts = [recorded[name] for name in ("produced", "received", "filtered")]
     batches["counts"] = batches["counts"].copy()

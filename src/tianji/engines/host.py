@@ -137,6 +137,16 @@ class Host:
         wire.send(line, "ready", {"role": self._name})
 
     def run(self) -> None:
+        try:
+            self._run()
+        except Exception:
+            if self._tally.last is not None:  # updates that were made before it
+                self._tell_updates(None, False, False)
+            raise
+        self._role.close()
+        self._transport.close()
+
+    def _run(self) -> None:
         board, place = self._board, self._place
         beats = 0
         while not self._stopping:
@@ -155,12 +165,10 @@ class Host:
             elif did is actor.REBUILD or did is evaluator.REBUILD:
                 self._after_rebuild()
             if self._settling and self._settled():
-                self._rest("settled")
+                self._rest("settled", {})
             if self._driver.now - self._told > TELL:
                 self._tell(did)
                 self._driver.spent("tell")
-        self._role.close()
-        self._transport.close()
 
     def _listen(self) -> None:
         """Hear the launcher; at rest, wait for it."""
@@ -180,7 +188,7 @@ class Host:
                 if self._resting:
                     self._say("settled", {})
             case "pause":
-                self._rest("paused")
+                self._rest("paused", content)
             case "state":
                 self._say("state", self._state())
             case "renew":
@@ -216,10 +224,10 @@ class Host:
         self._going = True
         self._resting = self._settling = False
 
-    def _rest(self, word: str) -> None:
+    def _rest(self, word: str, content: State) -> None:
         self._resting, self._settling = True, False
         self._tell(Did(waits="checkpoint"))
-        self._say(word, {})
+        self._say(word, content)
 
     def _settled(self) -> bool:
         return not isinstance(self._role, Learner) or self._role.between_batches
@@ -257,7 +265,7 @@ class Host:
         if not due and self._driver.now - self._told_updates > TELL_UPDATES:
             self._tell_updates(None, False, False)
         if due.stop is not None or due.save:
-            self._rest("settled")
+            self._rest("settled", {})
         self._driver.spent("tell")
 
     def _tell_updates(self, stop: str | None, save: bool, evaluate: bool) -> None:

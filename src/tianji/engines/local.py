@@ -32,7 +32,7 @@ from tianji.plan import placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
-from tianji.types import EPISODE
+from tianji.types import EPISODE, PRODUCED, SEQ
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -68,6 +68,8 @@ class LocalEngine:
         self._settling = False
         self._learner_rests = math.inf
         """since when, by the clock"""
+        self._rests = 0
+        """how often all were told to go on"""
         self._stopped = False
         self._going = False
         self._died: list[Died] = []
@@ -169,9 +171,7 @@ class LocalEngine:
         answers = self._ask(asked, ANSWER)
         if len(answers) < len(asked):
             self._answer_deaths()
-        for host in self._loop_hosts():
-            if host.role not in answers:
-                answers[host.role] = {"role": self._stand_in(host)}
+        self._stand_in_for_dead(answers)
         return self._gather(answers, most_bytes)
 
     def rescue(self, seconds: float) -> dict[str, State] | None:
@@ -184,7 +184,7 @@ class LocalEngine:
         self._wait_for([learner], seconds)
         for host in (learner, *others):  # in the middle of a batch that will not be whole
             if not host.resting:
-                self._send(host.role, "pause", {})
+                self._send(host.role, "pause", {"rest": self._rests})
         self._wait_for([learner], PAUSE)
         if not learner.resting or not learner.alive:
             return None
@@ -195,9 +195,7 @@ class LocalEngine:
             return None
         if "learner" not in answers:
             return None
-        for host in self._loop_hosts():
-            if host.role not in answers:
-                answers[host.role] = {"role": self._stand_in(host)}
+        self._stand_in_for_dead(answers)
         return self._gather(answers, -1)
 
     def networks_sha256(self) -> str:
@@ -273,6 +271,7 @@ class LocalEngine:
     def _go(self, elapsed: float) -> None:
         self._settling = False
         self._learner_rests = math.inf
+        self._rests += 1
         for host in self._all():
             if host.role not in self._due:
                 host.resting = False
@@ -309,9 +308,10 @@ class LocalEngine:
                 self._learner_rests = min(self._learner_rests, time.monotonic())
                 for other in self._loop_hosts():
                     if other.role != "learner" and not other.resting:
-                        self._send(other.role, "pause", {})
+                        self._send(other.role, "pause", {"rest": self._rests})
             case "paused":
-                host.resting = True
+                if content["rest"] == self._rests:  # else it was told to go on meanwhile
+                    host.resting = True
             case "state":
                 host.answer = content
             case "renewed":
@@ -512,6 +512,22 @@ class LocalEngine:
         )
         parts["run"]["at"] = 0
         return parts
+
+    def _stand_in_for_dead(self, answers: dict[str, State]) -> None:
+        """Where the buffer has answered, it knows how far dead actors were."""
+        buffer = answers["buffer"]["role"] if "buffer" in answers else None
+        for host in self._loop_hosts():
+            if host.role in answers:
+                continue
+            state = self._stand_in(host)
+            if host.kind == "actor" and buffer is not None:
+                i = int(host.role.partition("-")[2])
+                state |= {"produced": buffer["produced"][i], "seq": buffer["seqs"][i]}
+                if pushed := buffer["lanes"][i]["pushed"]:  # and not received yet
+                    memory = self._transport.memory(self.topology.lanes[i])
+                    head = memory["head"][pushed[-1][0]]
+                    state |= {"produced": int(head[PRODUCED]), "seq": int(head[SEQ]) + 1}
+            answers[host.role] = {"role": state}
 
     def _stand_in(self, host: Host) -> State:
         """What can be said of a role whose process is dead, for a checkpoint without its data."""
