@@ -152,33 +152,40 @@ class Host:
         wire.send(line, "ready", {"role": self._name, "sha256": first})
 
     def run(self) -> None:
-        board, place = self._board, self._place
-        beats = 0
         try:
-            while not self._stopping:
-                if self._resting or board[place] > self._heard:
-                    self._listen()
-                    continue
-                did = self._driver.step()
-                beats += 1
-                board[place + BEAT] = beats
-                if did is UPDATE:
-                    self._after_update()
-                elif did is SIMULATE:
-                    self._after_simulation()
-                elif did is EVALUATED:
-                    self._after_evaluation()
-                elif did is actor.REBUILD or did is evaluator.REBUILD:
-                    self._after_rebuild()
-                if self._settling and self._settled():
-                    self._rest("settled")
-                if self._driver.now - self._told > TELL:
-                    self._tell(did)
-                    self._driver.spent("tell")
+            self._run()
+        except Exception:
+            if self._tally.last is not None:  # updates that were made before it
+                self._tell_updates(None, False, False)
+            raise
         finally:
             for role in self._roles.values():
                 role.close()
         self._transport.close()
+
+    def _run(self) -> None:
+        board, place = self._board, self._place
+        beats = 0
+        while not self._stopping:
+            if self._resting or board[place] > self._heard:
+                self._listen()
+                continue
+            did = self._driver.step()
+            beats += 1
+            board[place + BEAT] = beats
+            if did is UPDATE:
+                self._after_update()
+            elif did is SIMULATE:
+                self._after_simulation()
+            elif did is EVALUATED:
+                self._after_evaluation()
+            elif did is actor.REBUILD or did is evaluator.REBUILD:
+                self._after_rebuild()
+            if self._settling and self._settled():
+                self._rest("settled", {})
+            if self._driver.now - self._told > TELL:
+                self._tell(did)
+                self._driver.spent("tell")
 
     def _listen(self) -> None:
         """Hear the launcher; at rest, wait for it."""
@@ -198,7 +205,7 @@ class Host:
                 if self._resting:
                     self._say("settled", {})
             case "pause":
-                self._rest("paused")
+                self._rest("paused", content)
             case "show":
                 assert self._learner is not None
                 self._say("shown", {"version": self._learner.version})
@@ -248,10 +255,10 @@ class Host:
         self._going = True
         self._resting = self._settling = False
 
-    def _rest(self, word: str) -> None:
+    def _rest(self, word: str, content: State) -> None:
         self._resting, self._settling = True, False
         self._tell(Did(waits="checkpoint"))
-        self._say(word, {})
+        self._say(word, content)
 
     def _settled(self) -> bool:
         return self._learner is None or self._learner.can_rest
@@ -279,8 +286,7 @@ class Host:
         assert learner is not None
         assert learner.report is not None
         if not learner.leads:
-            if learner.agree(False):
-                self._rest("paused")
+            self._resting = learner.agree(False)  # and says so when the launcher asks
             return
         due = Due() if watch is None else watch.note(learner.report)
         self._tally.add(learner.report)
@@ -294,7 +300,7 @@ class Host:
             self._tell_updates(None, False, False)
         told_to = self._settling and not learner.alone
         if learner.agree(due.stop is not None or due.save or told_to):
-            self._rest("settled")
+            self._rest("settled", {})
         self._driver.spent("tell")
 
     def _tell_updates(self, stop: str | None, save: bool, evaluate: bool) -> None:
