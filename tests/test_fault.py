@@ -211,6 +211,7 @@ def recovered(config, relax, tmp_path, seed, lost=LOST):
         before.until(AT + lost)
     state = before.recorder.state()
     assert advance(parts, state, config is PPO) == before.built.learner.version - AT
+    parts["run"]["recorder"] = state
     after = Going(config, relax, tmp_path / f"after-{seed}", seed + 1, copy.deepcopy(parts))
     return before, state, parts, after
 
@@ -277,6 +278,7 @@ def test_what_was_learnt_without_its_store_goes_on_from_the_recorded_counts(tmp_
     before.until(AT + 5)
     state = before.recorder.state()
     assert advance(parts, state, on_policy=False) == before.built.learner.version - AT
+    parts["run"]["recorder"] = state
     after = Going(DQN, "tianji", tmp_path / "after", 1, parts).until(state["version"] + 3)
     assert after.reports[0].version == state["version"] + 1
     assert after.reports[0].received >= state["received"] + 96, "it fills up again first"
