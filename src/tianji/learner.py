@@ -86,6 +86,8 @@ class Learner:
         self._follows = joined and team.size > 1
         self._mixed = False
         """have the networks been mixed since the other learners last took them over?"""
+        self.held_up = False
+        """does it wait for other groups, and its team with it?"""
         self._unpublished = False
         """is a version to be sent, once it is mixed or need not wait for it?"""
         self._owed = 0
@@ -247,7 +249,8 @@ class Learner:
         no batch is asked for, so that nobody of its team can begin the next one."""
         assert self._mixer is not None
         did = self._mixer.step(self.version)
-        if did is not NO_MODEL:
+        self.held_up = did is NO_MODEL
+        if not self.held_up:
             self._mixed |= did is MIX
             self._go_on()
         return did

@@ -147,6 +147,8 @@ class Host:
         self._settling = self._stopping = False
         self._told = self._told_updates = time.perf_counter()
         self._going = self._loaded = self._simulated = self._disk_said = False
+        self._shown = -1
+        """the version that the launcher had shown to the evaluator last"""
         self._arrivals = Appender(self._folder / f"{request['prefix']}{ARRIVALS}")
         first = "" if self._learner is None else sha256(self._learner.networks())
         wire.send(line, "ready", {"role": self._name, "sha256": first})
@@ -200,9 +202,7 @@ class Host:
             case "pause":
                 self._rest("paused")
             case "show":
-                assert self._learner is not None
-                self._say("shown", {"version": self._learner.version})
-                self._learner.show_evaluator()
+                self._show()
             case "state":
                 self._say("state", self._state())
             case "renew":
@@ -213,6 +213,14 @@ class Host:
             case "stop":
                 self._stopping = True
         self._driver.spent("wait_checkpoint" if self._resting else "tell")
+
+    def _show(self) -> None:
+        """Let the evaluator play; a version that it has seen, it would not play again."""
+        assert self._learner is not None
+        if self._learner.version > self._shown:
+            self._shown = self._learner.version
+            self._say("shown", {"version": self._shown})
+            self._learner.show_evaluator()
 
     def _load(self, states: State) -> None:
         for name, state in states["roles"].items():
@@ -254,9 +262,12 @@ class Host:
         self._say(word, {})
 
     def _settled(self) -> bool:
-        """Several learners agree after an update; one alone can rest whenever it has no batch."""
+        """Several learners agree after an update, unless they wait for groups that may rest; one
+        alone can rest whenever it has no batch."""
         learner = self._learner
-        return learner is None or (learner.alone and learner.between_batches)
+        return learner is None or (
+            learner.held_up if not learner.alone else learner.between_batches
+        )
 
     def _after_simulation(self) -> None:
         role = self._actor

@@ -121,7 +121,10 @@ class LocalEngine:
 
     @property
     def stuck(self) -> bool:
-        return not self.settled and self._rest_s > PAUSE
+        """A group whose learner does not come to rest holds the others up for the grace time."""
+        first = min(self._rests.values(), default=math.inf)
+        late = time.monotonic() - first > self._config.faults.grace
+        return not self.settled and (self._rest_s > PAUSE or late)
 
     @property
     def _rest_s(self) -> float:
@@ -156,6 +159,9 @@ class LocalEngine:
             elapsed = recorded["elapsed"]
             for group in self._groups:
                 self._load(group, of_group(parts, group.spec.group), recorded)
+            if self.topology.shared is not None:
+                # Once the first group's learner answers, it has laid out what others go on from.
+                self._ask([h for h in self._leaders() if h.group == 0], ANSWER)
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -309,9 +315,11 @@ class LocalEngine:
         """All learners must begin with the same weights, or their mean would be no model at all."""
         learners = {h.role: h.first for h in self._all() if h.first}
         if len(set(learners.values())) > 1:
-            raise Failure(
-                f"learners begin with different weights ({learners}), so that averaging them would "
-                f"mean nothing. Draw all of them from generator(spec.seed, 'init')."
+            told = ", ".join(f"{role} {sha256[:8]}" for role, sha256 in learners.items())
+            raise Refusal(
+                f"learners begin with different weights ({told}), so that averaging them would "
+                f"mean nothing. Let the algorithm draw them from generator(spec.seed, 'init'), "
+                f"which is the same for all."
             )
 
     def _load(self, group: Topology, parts: Mapping[str, State], recorded: State) -> None:
@@ -333,7 +341,6 @@ class LocalEngine:
     def _go(self, elapsed: float) -> None:
         self._settling = False
         self._rests.clear()
-        # The first group's learner lays out parameters that others share, so it goes first.
         for host in self._all():
             if host.role not in self._due:
                 host.resting = False
@@ -461,7 +468,7 @@ class LocalEngine:
             self._events.append(Updated(Tally(), Due(stop=f"seconds >= {limit:g}")))
 
     def _look_for_hangs(self) -> None:
-        """An actor or an evaluator that does not go on is ended, and then begun anew."""
+        """A host with an env that does not go on is ended, and then begun anew."""
         assert self._hosts is not None
         if (now := time.monotonic()) < self._look_due:
             return
@@ -469,7 +476,7 @@ class LocalEngine:
         if late:  # this process was stopped, and the hosts perhaps with it
             self._hosts.forgive()
         for host, seconds in self._hosts.hanging(self._config.faults.hang):
-            if host.kind in REPLACED:
+            if host.kind in (*REPLACED, "worker"):
                 where = f"{self._folder / 'logs' / host.role}.log"
                 self._hosts.end(
                     host,
@@ -617,6 +624,8 @@ class LocalEngine:
             for name, within in group.hosts.items():
                 if name in answers:
                     roles |= answers[name]["roles"]
+                elif within[0].startswith("learner"):  # it has learnt what the first one has
+                    roles[within[0]] = {**roles["learner"], "mixer": None}
                 elif within != ["evaluator"]:
                     roles[within[0]] = self._stand_in(self._hosts.by_role[name], within[0])
             policy = answers[group.leader]["policy"]
