@@ -277,12 +277,14 @@ class _Run:
         self._recorder.load_state(run["recorder"])
         self._evaluated = run["evaluated"]
         topology = self._engine.topology
+        groups = [of_group(parts, group) for group in range(topology.spec.groups)]
+        actors = [state for each in groups for state in each["run"]["actors"]]
         why = []
-        if "store" not in parts:
+        if any("store" not in each for each in groups):
             why.append("store not saved")
-        elif not has_store(parts, topology):
+        elif not all(has_store(each, topology) for each in groups):
             why.append("store of another size")
-        if why or any("env" not in state for state in run["actors"]):
+        if why or any("env" not in state for state in actors):
             why.append("envs reset")
         end = [topology.spec.updates, topology.spec.steps]
         if run["end"] != end and getattr(self._config.algorithm, "uses_end", False):

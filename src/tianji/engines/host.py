@@ -147,6 +147,8 @@ class Host:
         self._settling = self._stopping = False
         self._told = self._told_updates = time.perf_counter()
         self._going = self._loaded = self._simulated = self._disk_said = False
+        self._shown = -1
+        """the version that the launcher had shown to the evaluator last"""
         self._arrivals = Appender(self._folder / f"{request['prefix']}{ARRIVALS}")
         first = "" if self._learner is None else sha256(self._learner.networks())
         wire.send(line, "ready", {"role": self._name, "sha256": first})
@@ -207,9 +209,7 @@ class Host:
             case "pause":
                 self._rest("paused", content)
             case "show":
-                assert self._learner is not None
-                self._say("shown", {"version": self._learner.version})
-                self._learner.show_evaluator()
+                self._show()
             case "state":
                 self._say("state", self._state())
             case "renew":
@@ -220,6 +220,14 @@ class Host:
             case "stop":
                 self._stopping = True
         self._driver.spent("wait_checkpoint" if self._resting else "tell")
+
+    def _show(self) -> None:
+        """Let the evaluator play; a version that it has seen, it would not play again."""
+        assert self._learner is not None
+        if self._learner.version > self._shown:
+            self._shown = self._learner.version
+            self._say("shown", {"version": self._shown})
+            self._learner.show_evaluator()
 
     def _load(self, states: State) -> None:
         for name, state in states["roles"].items():

@@ -126,7 +126,10 @@ class LocalEngine:
 
     @property
     def stuck(self) -> bool:
-        return not self.settled and self._rest_s > PAUSE
+        """A group whose learner does not come to rest holds the others up for the grace time."""
+        first = min(self._rests.values(), default=math.inf)
+        late = time.monotonic() - first > self._config.faults.grace
+        return not self.settled and (self._rest_s > PAUSE or late)
 
     @property
     def _rest_s(self) -> float:
@@ -161,6 +164,9 @@ class LocalEngine:
             elapsed = recorded["elapsed"]
             for group in self._groups:
                 self._load(group, of_group(parts, group.spec.group), recorded)
+            if self.topology.shared is not None:
+                # Once the first group's learner answers, it has laid out what others go on from.
+                self._ask([h for h in self._leaders() if h.group == 0], ANSWER)
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -314,9 +320,11 @@ class LocalEngine:
         """All learners must begin with the same weights, or their mean would be no model at all."""
         learners = {h.role: h.first for h in self._all() if h.first}
         if len(set(learners.values())) > 1:
-            raise Failure(
-                f"learners begin with different weights ({learners}), so that averaging them would "
-                f"mean nothing. Draw all of them from generator(spec.seed, 'init')."
+            told = ", ".join(f"{role} {sha256[:8]}" for role, sha256 in learners.items())
+            raise Refusal(
+                f"learners begin with different weights ({told}), so that averaging them would "
+                f"mean nothing. Let the algorithm draw them from generator(spec.seed, 'init'), "
+                f"which is the same for all."
             )
 
     def _load(self, group: Topology, parts: Mapping[str, State], recorded: State) -> None:
@@ -329,9 +337,6 @@ class LocalEngine:
             theirs = {role: states[role] for role in roles if role in states}
             if theirs:
                 self._send(name, "load", {"roles": theirs, "recorder": recorded})
-        if group.shared is not None and group.spec.group == 0:
-            # Others begin with what its learner lays out.
-            self._ask([host for host in self._all() if host.role == group.leader], ANSWER)
         counts = self._counts[group.spec.group]
         learner, buffer = states["learner"], states["buffer"]
         counts |= {"version": learner["version"], "consumed": learner["consumed"]}
@@ -645,6 +650,9 @@ class LocalEngine:
             if within == ["evaluator"] or within[0] in roles:
                 continue
             (role,) = within
+            if role.startswith("learner"):  # it has learnt what the first one has
+                roles[role] = roles["learner"] | {"mixer": None}
+                continue
             state = self._stand_in(self._hosts.by_role[name], role)
             if role.startswith("actor") and buffer is not None:
                 i = int(role.partition("-")[2])
