@@ -169,8 +169,8 @@ class CheckpointConfig:
 
     every: Whole = 0
     """updates between checkpoints; 0: by `seconds` alone"""
-    seconds: Positive | None = 120.0
-    """seconds between checkpoints, at most; one is always made at the end"""
+    seconds: Annotated[float, Bound(0, above=True, infinite=True)] = 120.0
+    """seconds between checkpoints, at most; inf: none but by `every`; the end always makes one"""
     keep: Count = 3
     """how many of the last ones to keep, beside the best"""
     store: Literal["auto", "always", "never"] = "auto"

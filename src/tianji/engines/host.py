@@ -154,33 +154,40 @@ class Host:
         wire.send(line, "ready", {"role": self._name, "sha256": first})
 
     def run(self) -> None:
-        board, place = self._board, self._place
-        beats = 0
         try:
-            while not self._stopping:
-                if self._resting or board[place] > self._heard:
-                    self._listen()
-                    continue
-                did = self._driver.step()
-                beats += 1
-                board[place + BEAT] = beats
-                if did is UPDATE:
-                    self._after_update()
-                elif did is SIMULATE:
-                    self._after_simulation()
-                elif did is EVALUATED:
-                    self._after_evaluation()
-                elif did is actor.REBUILD or did is evaluator.REBUILD:
-                    self._after_rebuild()
-                if self._settling and self._settled():
-                    self._rest("settled")
-                if self._driver.now - self._told > TELL:
-                    self._tell(did)
-                    self._driver.spent("tell")
+            self._run()
+        except Exception:
+            if self._tally.last is not None:  # updates that were made before it
+                self._tell_updates(None, False, False)
+            raise
         finally:
             for role in self._roles.values():
                 role.close()
         self._transport.close()
+
+    def _run(self) -> None:
+        board, place = self._board, self._place
+        beats = 0
+        while not self._stopping:
+            if self._resting or board[place] > self._heard:
+                self._listen()
+                continue
+            did = self._driver.step()
+            beats += 1
+            board[place + BEAT] = beats
+            if did is UPDATE:
+                self._after_update()
+            elif did is SIMULATE:
+                self._after_simulation()
+            elif did is EVALUATED:
+                self._after_evaluation()
+            elif did is actor.REBUILD or did is evaluator.REBUILD:
+                self._after_rebuild()
+            if self._settling and self._settled():
+                self._rest("settled", {})
+            if self._driver.now - self._told > TELL:
+                self._tell(did)
+                self._driver.spent("tell")
 
     def _listen(self) -> None:
         """Hear the launcher; at rest, wait for it."""
@@ -200,7 +207,7 @@ class Host:
                 if self._resting:
                     self._say("settled", {})
             case "pause":
-                self._rest("paused")
+                self._rest("paused", content)
             case "show":
                 self._show()
             case "state":
@@ -256,18 +263,13 @@ class Host:
         self._going = True
         self._resting = self._settling = False
 
-    def _rest(self, word: str) -> None:
+    def _rest(self, word: str, content: State) -> None:
         self._resting, self._settling = True, False
         self._tell(Did(waits="checkpoint"))
-        self._say(word, {})
+        self._say(word, content)
 
     def _settled(self) -> bool:
-        """Several learners agree after an update, unless they wait for groups that may rest; one
-        alone can rest whenever it has no batch."""
-        learner = self._learner
-        return learner is None or (
-            learner.held_up if not learner.alone else learner.between_batches
-        )
+        return self._learner is None or self._learner.can_rest
 
     def _after_simulation(self) -> None:
         role = self._actor
@@ -292,8 +294,7 @@ class Host:
         assert learner is not None
         assert learner.report is not None
         if not learner.leads:
-            if learner.agree(False):
-                self._rest("paused")
+            self._resting = learner.agree(False)  # and says so when the launcher asks
             return
         due = Due() if watch is None else watch.note(learner.report)
         self._tally.add(learner.report)
@@ -305,11 +306,9 @@ class Host:
             learner.show_evaluator()
         if not due and self._driver.now - self._told_updates > TELL_UPDATES:
             self._tell_updates(None, False, False)
-        ends = due.stop is not None or due.save
-        if learner.agree(ends or (self._settling and not learner.alone)) and (
-            ends or not learner.alone
-        ):
-            self._rest("settled")
+        told_to = self._settling and not learner.alone
+        if learner.agree(due.stop is not None or due.save or told_to):
+            self._rest("settled", {})
         self._driver.spent("tell")
 
     def _tell_updates(self, stop: str | None, save: bool, evaluate: bool) -> None:

@@ -296,7 +296,7 @@ class Hosts:
         if message.kind == "forked":
             host = self.by_role[content["role"]]
             host.pid = content["pid"]
-            host.pidfd = os.pidfd_open(host.pid)
+            (host.pidfd,) = message.fds  # not opened here: it may have ended, and be gone, by now
             self._epoll.register(host.pidfd, select.EPOLLIN)
         else:
             for host in self.by_role.values():

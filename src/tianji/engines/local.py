@@ -35,7 +35,7 @@ from tianji.plan import placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
-from tianji.types import EPISODE
+from tianji.types import EPISODE, PRODUCED, SEQ
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -55,6 +55,9 @@ BACKOFF = 0.25
 
 REPLACED = ("actor", "evaluator")
 """kinds of hosts that can be begun anew while all others go on"""
+
+ENVS = (*REPLACED, "worker")
+"""kinds of hosts that step envs"""
 
 OTHER = {"send": "receive", "receive": "send"}
 """the other end of a channel"""
@@ -77,6 +80,8 @@ class LocalEngine:
         self._going = self._settling = self._stopped = False
         self._rests: dict[int, float] = {}
         """since when the first learner of a group rests, by the clock"""
+        self._goes = 0
+        """how often all were told to go on"""
         self._died: list[Died] = []
         self._restarts = {
             kind: Budget(config.faults.restarts, config.faults.window) for kind in REPLACED
@@ -210,7 +215,7 @@ class LocalEngine:
         self._wait_for(leaders, seconds)
         for host in (*leaders, *others):  # in the middle of a batch that will not be whole
             if not host.resting:
-                self._send(host.role, "pause", {})
+                self._send(host.role, "pause", {"goes": self._goes})
         self._wait_for(leaders, PAUSE)
         if not all(host.resting and host.alive for host in leaders):
             return None
@@ -343,6 +348,7 @@ class LocalEngine:
     def _go(self, elapsed: float) -> None:
         self._settling = False
         self._rests.clear()
+        self._goes += 1
         for host in self._all():
             if host.role not in self._due:
                 host.resting = False
@@ -384,7 +390,8 @@ class LocalEngine:
             case "settled":
                 self._note_rest(host)
             case "paused":
-                host.resting = True
+                if content["goes"] == self._goes:  # else it was told to go on meanwhile
+                    host.resting = True
             case "state":
                 host.answer = content
             case "renewed":
@@ -403,7 +410,7 @@ class LocalEngine:
         self._rests.setdefault(host.group, time.monotonic())
         for other in self._loop_hosts():
             if other.group == host.group and not other.leads and not other.resting:
-                self._send(other.role, "pause", {})
+                self._send(other.role, "pause", {"goes": self._goes})
 
     def _note_status(self, host: Host, status: State) -> None:
         host.status = status
@@ -470,7 +477,7 @@ class LocalEngine:
             self._events.append(Updated(Tally(), Due(stop=f"seconds >= {limit:g}")))
 
     def _look_for_hangs(self) -> None:
-        """A host with an env that does not go on is ended, and then begun anew."""
+        """A host whose env does not go on is ended, and then begun anew."""
         assert self._hosts is not None
         if (now := time.monotonic()) < self._look_due:
             return
@@ -478,7 +485,7 @@ class LocalEngine:
         if late:  # this process was stopped, and the hosts perhaps with it
             self._hosts.forgive()
         for host, seconds in self._hosts.hanging(self._config.faults.hang):
-            if host.kind in (*REPLACED, "worker"):
+            if host.kind in ENVS:
                 where = f"{self._folder / 'logs' / host.role}.log"
                 self._hosts.end(
                     host,
@@ -623,13 +630,9 @@ class LocalEngine:
         gathered = []
         for group in self._groups:
             roles: dict[str, State] = {}
-            for name, within in group.hosts.items():
-                if name in answers:
-                    roles |= answers[name]["roles"]
-                elif within[0].startswith("learner"):  # it has learnt what the first one has
-                    roles[within[0]] = {**roles["learner"], "mixer": None}
-                elif within != ["evaluator"]:
-                    roles[within[0]] = self._stand_in(self._hosts.by_role[name], within[0])
+            for name in group.hosts:
+                roles |= answers.get(name, {"roles": {}})["roles"]
+            self._stand_in_for_dead(group, roles)
             policy = answers[group.leader]["policy"]
             if group.relax.hosts == "worker":  # its rollouts are its own
                 parts = gather(group, {}, roles, policy, -1)
@@ -639,6 +642,28 @@ class LocalEngine:
             parts["run"]["at"] = 0
             gathered.append(parts)
         return join_groups(gathered)
+
+    def _stand_in_for_dead(self, group: Topology, roles: dict[str, State]) -> None:
+        """Say what can be said of roles that do not answer; where the buffer has, it knows how far
+        their actors were."""
+        assert self._hosts is not None
+        buffer = roles.get("buffer")
+        for name, within in group.hosts.items():
+            if within == ["evaluator"] or within[0] in roles:
+                continue
+            (role,) = within
+            if role.startswith("learner"):  # it has learnt what the first one has
+                roles[role] = roles["learner"] | {"mixer": None}
+                continue
+            state = self._stand_in(self._hosts.by_role[name], role)
+            if role.startswith("actor") and buffer is not None:
+                i = int(role.partition("-")[2])
+                state |= {"produced": buffer["produced"][i], "seq": buffer["seqs"][i]}
+                if pushed := buffer["lanes"][i]["pushed"]:  # and not received yet
+                    memory = self._transport.memory(group.lanes[i])
+                    head = memory["head"][pushed[-1][0]]
+                    state |= {"produced": int(head[PRODUCED]), "seq": int(head[SEQ]) + 1}
+            roles[role] = state
 
     def _stand_in(self, host: Host, role: str) -> State:
         """What can be said of a role whose process is dead, for a checkpoint without its data."""
