@@ -117,6 +117,12 @@ def relax_of(config: Config, spec: Spec) -> Relaxation:
             f'scale.device = "{scale.device}" cannot step parameters that workers share in memory '
             f'(relax.join = "hogwild"). Set scale.device = "cpu", or scale.relax = "gala".'
         )
+    if relax.join == "hogwild" and config.faults.nonfinite == "skip":
+        raise Refusal(
+            'faults.nonfinite = "skip" undoes an update, and relax.join = "hogwild" has no way to '
+            "undo what others already build on: all of them would go on from NaN. Set "
+            'faults.nonfinite = "rollback".'
+        )
     if own.publish_when and math.isfinite(relax.lead):
         raise Refusal(
             f'relax.publish_when = "{own.publish_when}" may leave actors without '

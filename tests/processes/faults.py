@@ -92,17 +92,24 @@ class _Trainer:
         if hyper.raise_at == 0:
             raise OSError("no licence")
         super().__init__(hyper, spec)
+        if hyper.begins_apart and spec.group:
+            self.load_networks({name: array + 1 for name, array in self.networks().items()})
         self._finished = 0
+        self._sleeps = not hyper.sleeper or meant(hyper.sleeper)
 
     def finish(self):
         """Its metrics also say what the host that it is in was given."""
         self._finished += 1
         if self._finished == self._hyper.raise_at:
             raise ZeroDivisionError("the trainer broke")
-        time.sleep(self._hyper.sleep)
+        if self._sleeps:
+            time.sleep(self._hyper.sleep)
         about = {"threads": torch.get_num_threads(), "cores": len(os.sched_getaffinity(0))}
         at, last = self._hyper.nan_at, self._hyper.nan_at + self._hyper.nan_times
+        before = {name: array.copy() for name, array in self.networks().items()}
         metrics = super().finish() | about
+        if self._updates > self._hyper.learns:
+            self.load_networks(before)
         if at <= self._finished < last:
             metrics["loss"] = float("nan")
             for array in self.networks().values():
@@ -144,6 +151,12 @@ class PPO(ppo.PPO):
     """the update whose loss and networks are NaN"""
     nan_times: int = 1
     """updates in a row that are"""
+    sleeper: str = ""
+    """the host whose updates sleep; else all"""
+    learns: int = 1_000_000
+    """updates of a learner after which it changes nothing any more"""
+    begins_apart: bool = False
+    """each group but the first begins with other weights"""
     store_breaks: bool = False
     """serving a batch raises"""
 
@@ -168,6 +181,12 @@ class DQN(dqn.DQN):
     """the update whose loss and networks are NaN"""
     nan_times: int = 1
     """updates in a row that are"""
+    sleeper: str = ""
+    """the host whose updates sleep; else all"""
+    learns: int = 1_000_000
+    """updates of a learner after which it changes nothing any more"""
+    begins_apart: bool = False
+    """each group but the first begins with other weights"""
 
     def trainer(self, spec):
         return _DQNTrainer(self, spec)

@@ -145,8 +145,8 @@ class LocalEngine:
         names = [name for group in self._groups for name in group.hosts]
         placed = placements(names, mine, scale.cores, scale.pin)
         self._placed = {placement.role: placement for placement in placed}
-        self._hosts = Hosts(self._server, folder, len(placed))
         self._teams = folder / "logs" / f"team-{time.monotonic_ns()}"
+        self._hosts = Hosts(self._server, folder, len(placed))
         for group in self._groups:
             for name in group.hosts:
                 self._fork(group, name)
@@ -262,6 +262,8 @@ class LocalEngine:
         if self._hosts is not None:
             self._hosts.close()
             self._hosts = None
+            for path in self._teams.parent.glob(f"{self._teams.name}-*"):  # of those that died
+                path.unlink(missing_ok=True)
         self._closing.close()
 
     def kill(self) -> None:
