@@ -1,6 +1,7 @@
 """Groups that exchange models: means are kept, nothing is used twice, the patient go on."""
 
 import copy
+import math
 import random
 import threading
 import time
@@ -15,7 +16,7 @@ from test_team import Threads, toy
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.build import assemble, topologies
-from tianji.config import JoinConfig, ScaleConfig
+from tianji.config import JoinConfig, RelaxConfig, ScaleConfig
 from tianji.driver import Shuffled
 from tianji.join import (
     MIX,
@@ -384,11 +385,16 @@ def test_a_round_that_comes_again_is_dropped():
 
 
 def groups_of(algorithm, groups, learners=1, relax="sync", **join):
+    how = "gossip" if join.get("graph", "complete") != "complete" else "average"
     scale = ScaleConfig(
         engine="local", actors=2, envs_per_actor=4, rollout_length=8, groups=groups,
         learners=learners, relax=relax,
     )  # fmt: skip
-    config = replace(config_for(algorithm, scale=scale), join=JoinConfig(**join))
+    config = replace(
+        config_for(algorithm, scale=scale),
+        join=JoinConfig(**({"every": 1} | join if groups > 1 else {})),
+        relax=RelaxConfig(join=how if groups > 1 else None),
+    )
     return topologies(config, toy("Chain"))
 
 
@@ -437,7 +443,7 @@ def test_synchronous_groups_have_one_model_after_every_round(algorithm, order):
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_asynchronous_groups_learn_on_while_one_of_them_stands_still(graph):
-    built, _ = begin(SMALL_PPO, 3, graph=graph)
+    built, _ = begin(SMALL_PPO, 3, graph=graph, patience=math.inf)
     driver = Shuffled([role for group in built[:2] for role in group.roles], 1)
     while min(group.learner.version for group in built[:2]) < 12:
         assert driver.step() is not NO_MODEL

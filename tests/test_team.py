@@ -25,7 +25,7 @@ from tianji.errors import Failure, Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
 from tianji.store import Fresh
-from tianji.team import Alone, Shared, Together
+from tianji.team import Alone, Lost, Shared, Together
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
 from tianji.types import Rollout, rollout_layout
@@ -238,7 +238,7 @@ def leaves_early(rank, path, results):
         os._exit(0)
     try:
         team.sum(torch.ones(4))
-    except Failure as failure:
+    except Lost as failure:
         results.write_text(str(failure))
     team.close()
 

@@ -384,6 +384,15 @@ def _check(config: Config, available: int) -> None:
             f"may use; threads that share a core slow each other 3 to 18 times. Set scale.cores "
             f"to {available} or less."
         )
+    scale = config.scale
+    threads = scale.cores * scale.learners * scale.groups
+    if scale.cores > 1 and threads > available:
+        raise Refusal(
+            f"scale.cores = {scale.cores} for each of {scale.learners * scale.groups} learners "
+            f"makes {threads} threads, and this process may use {available} cores; threads that "
+            f"share a core slow each other 3 to 18 times. Set scale.cores = 1, or scale.learners "
+            f"or scale.groups lower."
+        )
     for key in ("learners", "groups"):
         count = getattr(config.scale, key)
         if config.scale.engine == "serial" and count > 1:
