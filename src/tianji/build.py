@@ -76,7 +76,7 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
                 f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
                 f'would be without effect. Set relax.{key} = "{plain}".'
             )
-    spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore)
+    spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore, join=relax.join)
     config.algorithm.check(spec)
     return spec
 
