@@ -392,7 +392,7 @@ def groups_of(algorithm, groups, learners=1, relax="sync", **join):
     )  # fmt: skip
     config = replace(
         config_for(algorithm, scale=scale),
-        join=JoinConfig(**{"every": 1} | join),
+        join=JoinConfig(**({"every": 1} | join if groups > 1 else {})),
         relax=RelaxConfig(join=how if groups > 1 else None),
     )
     return topologies(config, toy("Chain"))

@@ -486,12 +486,8 @@ class LocalEngine:
             self._hosts.forgive()
         for host, seconds in self._hosts.hanging(self._config.faults.hang):
             if host.kind in ENVS:
-                where = f"{self._folder / 'logs' / host.role}.log"
-                self._hosts.end(
-                    host,
-                    f"it hangs: no step ended for {seconds:.1f} s (faults.hang); its stack is in "
-                    f"{where}",
-                )
+                words = f"it hangs: no step ended for {seconds:.1f} s (faults.hang)"
+                self._hosts.end(host, words)
 
     def _answer_deaths(self) -> None:
         """Begin anew what can be; else the run cannot go on as it is: the root cause is told."""
