@@ -95,15 +95,13 @@ class _Trainer:
         if hyper.begins_apart and spec.group:
             self.load_networks({name: array + 1 for name, array in self.networks().items()})
         self._finished = 0
-        self._sleeps = not hyper.sleeper or meant(hyper.sleeper)
 
     def finish(self):
         """Its metrics also say what the host that it is in was given."""
         self._finished += 1
         if self._finished == self._hyper.raise_at:
             raise ZeroDivisionError("the trainer broke")
-        if self._sleeps:
-            time.sleep(self._hyper.sleep)
+        time.sleep(self._hyper.sleep)
         about = {"threads": torch.get_num_threads(), "cores": len(os.sched_getaffinity(0))}
         at, last = self._hyper.nan_at, self._hyper.nan_at + self._hyper.nan_times
         before = {name: array.copy() for name, array in self.networks().items()}
@@ -151,8 +149,6 @@ class PPO(ppo.PPO):
     """the update whose loss and networks are NaN"""
     nan_times: int = 1
     """updates in a row that are"""
-    sleeper: str = ""
-    """the host whose updates sleep; else all"""
     learns: int = 1_000_000
     """updates of a learner after which it changes nothing any more"""
     begins_apart: bool = False
@@ -181,8 +177,6 @@ class DQN(dqn.DQN):
     """the update whose loss and networks are NaN"""
     nan_times: int = 1
     """updates in a row that are"""
-    sleeper: str = ""
-    """the host whose updates sleep; else all"""
     learns: int = 1_000_000
     """updates of a learner after which it changes nothing any more"""
     begins_apart: bool = False
