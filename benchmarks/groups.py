@@ -1,6 +1,6 @@
 """What several groups bring: received steps and updates per second over the number of groups.
 
-    python benchmarks/groups.py [--groups 1,2,4] [--rounds 7] [--seconds 6]
+    python benchmarks/groups.py [--groups 1,2,4] [--rounds 7] [--seconds 4] [--only dqn]
 
 A simulated load: an env and an algorithm whose steps and updates take a fixed time, asleep, so that
 two cores suffice for all processes and only the going together is measured. Each group has its own
@@ -10,24 +10,27 @@ learners' time that they wait for another group's model: by default never, besid
 join.patience = 0, where every round waits for all.
 """
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import argparse
 import json
-import os
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import interleaved, medians, ratio_of_medians, run_json, save, table
+from measure import RESULTS, interleaved, medians, ratio_of_medians, save, table
+
+import tianji
 
 BAR = 1.9
 ENV = {"id": "simulated/Env", "imports": ["simulated"], "kwargs": {"step_s": 0.02}}
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {
         "env": ENV,
-        "algorithm": {"name": "simulated_ppo", "update_s": 0.2},
-        "scale": {"actors": 1, "envs_per_actor": 8, "rollout_length": 16},
+        "algorithm": {"name": "simulated_ppo", "update_s": 0.1},
+        "scale": {"actors": 1, "envs_per_actor": 8, "rollout_length": 8},
         "join": {"every": 5},
     },
     "dqn": {
@@ -40,12 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
         "join": {"every": 10},
     },
 }  # fmt: skip
-RUN = (
-    "import json, sys, tianji; "
-    "print(json.dumps(tianji.train(json.loads(sys.argv[1]), runs=sys.argv[2]).tree()))"
-)
-HERE = str(Path(__file__).resolve().parent)
-PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH", "")]))}
 
 
 def run(case: dict[str, Any], groups: int, seconds: float, waits: bool = False) -> dict[str, Any]:
@@ -57,7 +54,7 @@ def run(case: dict[str, Any], groups: int, seconds: float, waits: bool = False) 
     elif waits:
         tree["join"] = {**case["join"], "patience": 0}
     with tempfile.TemporaryDirectory() as runs:
-        result = run_json([sys.executable, "-c", RUN, json.dumps(tree), runs], PATH)
+        result = tianji.train(tree, runs=runs).tree()
     elapsed = result["steps"] / result["steps_per_s"]["received"]
     spent = result["time"]["learner"]
     return {
@@ -74,11 +71,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", default="1,2,4", help="how many, in turn")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    parser.add_argument("--only", choices=CASES, help="this case; the other's result is kept")
     arguments = parser.parse_args()
     counts = [int(n) for n in arguments.groups.split(",")]
     rows, results = [], {}
+    if arguments.only:
+        results = json.loads((RESULTS / "groups.json").read_text())["cases"]
+    about = {"bar": BAR, "rounds": arguments.rounds, "seconds": arguments.seconds}
     for name, case in CASES.items():
+        if arguments.only not in (None, name):
+            continue
         kinds = [(n, False) for n in counts] + [(2, True)]
         kept: dict[tuple[int, bool], list[dict[str, Any]]] = {kind: [] for kind in kinds}
 
@@ -119,8 +122,7 @@ def main() -> None:
         results[name] = {"config": case, "points": points}
         print(table(("groups", "steps/s", "over one", "updates/s", "over one", "",
                      "waits for group", "for buffer"), rows), flush=True)  # fmt: skip
-    about = {"bar": BAR, "rounds": arguments.rounds, "seconds": arguments.seconds}
-    print(save("groups", {**about, "cases": results}))
+        print(save("groups", {**about, "cases": results}), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tomli_w
-from groups import PATH
-from measure import ROOT, save, table
+from measure import PATH, ROOT, save, table
 
 BARS = {"detected": 2.0, "restarted": 5.0, "lost": 1.0}
 """seconds at most, of the median"""

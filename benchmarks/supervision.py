@@ -26,8 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from groups import PATH, RUN
-from measure import interleaved, medians, ratio_of_medians, run_json, save, table
+from measure import PATH, interleaved, medians, quartiles, ratio_of_medians, run_json, save, table
 from roles import Sink
 from unwatched import SUPERVISION, TOLD, unwatched
 
@@ -61,8 +60,14 @@ CASES: dict[str, dict[str, Any]] = {
         "scale": {"envs_per_actor": 8, "rollout_length": 16},
     },
 }
+RUN = (
+    "import json, sys, tianji; "
+    "print(json.dumps(tianji.train(json.loads(sys.argv[1]), runs=sys.argv[2]).tree()))"
+)
 SLICE = {"CartPole-v1": 256, "toy/Frames": 16}
-"""env steps of an actor between one turn and the next"""
+"""env steps of an actor between one turn and the next, at least"""
+FEWER = {"CartPole-v1": 1, "toy/Frames": 10}
+"""by which the number of slices is divided"""
 WHOLE = ("CartPole, 8 envs", "frames, 8 envs")
 """cases that whole runs are made of, too"""
 HOSTS = 16
@@ -107,21 +112,24 @@ class Nothing:
         return self._did
 
 
-def events(rounds: int, times: int = 200_000) -> dict[str, dict[str, float]]:
+def events(rounds: int, times: int = 20_000) -> dict[str, dict[str, Any]]:
     """Nanoseconds of a beat, and of the note of an env's step."""
-    found = {}
-    for name, did in (("beat", Did("infer")), ("beat and step", SIMULATE)):
-        tasks = {}
+    tasks = {}
+    for name, did in (("infer", Did("infer")), ("simulate", SIMULATE)):
         for kind, made in KINDS.items():
             driver = Nothing(did, times)
             driver.host = made(driver, SimpleNamespace(steps=1))
-            tasks[kind] = lambda host=driver.host: _spent(host) / times * 1e9
-        samples = interleaved(tasks, rounds)
-        differences = np.subtract(samples["with"], samples["without"])
-        low, high = np.percentile(differences, [25, 75])
-        found[name] = {"ns": float(np.median(differences)), "quartiles": [float(low), float(high)]}
-    step = found["beat and step"]["ns"] - found["beat"]["ns"]
-    return {"beat": found["beat"], "step": {"ns": step}}
+            tasks[name, kind] = lambda host=driver.host: _spent(host) / times * 1e9
+    samples = interleaved(tasks, rounds)
+    more = {
+        name: np.subtract(samples[name, "with"], samples[name, "without"])
+        for name in ("infer", "simulate")
+    }
+    found = {"beat": more["infer"], "step": more["simulate"] - more["infer"]}
+    return {
+        name: {"ns": float(np.median(values)), "quartiles": quartiles(values)}
+        for name, values in found.items()
+    }
 
 
 def _spent(host: Host) -> float:
@@ -140,7 +148,7 @@ def launcher(rounds: int) -> dict[str, float]:
         f"actor-{i}": Known(Placement(f"actor-{i}", (), 1), 0, i, None, resting=False)
         for i in range(HOSTS)
     }
-    times, samples = 2000, []
+    times, samples = 500, []
     for _ in range(rounds):
         begun = time.process_time()
         for beat in range(times):
@@ -154,20 +162,20 @@ def launcher(rounds: int) -> dict[str, float]:
 
 
 class Ending(Sink):
-    """Takes rollouts; after so many the host's loop ends."""
+    """Takes rollouts; when it has had so many and there is no other, the host's loop ends."""
 
     def __init__(self, inbox: Any, rollouts: int) -> None:
         super().__init__(inbox)
-        self._rollouts = self._left = rollouts
+        self._rollouts, self._taken = rollouts, 0
         self.host: Host | None = None
 
     def step(self) -> Did:
         did = super().step()
         if did:
-            self._left -= 1
-            if not self._left:
-                self._left = self._rollouts
-                self.host._stopping = True
+            self._taken += 1
+        elif self._taken >= self._rollouts:
+            self._taken = 0
+            self.host._stopping = True
         return did
 
 
@@ -175,8 +183,8 @@ def sliced(tree: dict[str, Any], slices: int) -> dict[str, Any]:
     """The loop with a real actor: what a step of its envs takes, with supervision and without."""
     built = build(load_config({**tree, "stop": {"updates": 1}}))
     built.learner.begin()
-    actor, length, steps = built.actors[0], built.spec.T, SLICE[built.spec.env.id]
-    sink = Ending(built.transport.inbox(built.topology.lanes[0]), steps // length)
+    actor, rollouts = built.actors[0], SLICE[built.spec.env.id] // built.spec.T
+    sink = Ending(built.transport.inbox(built.topology.lanes[0]), rollouts)
     driver = Serial([actor, sink])
     count = 0
     step = driver.step
@@ -195,14 +203,16 @@ def sliced(tree: dict[str, Any], slices: int) -> dict[str, Any]:
     del driver.step
 
     def task(kind: str) -> float:
-        sink.host = KINDS[kind](driver, actor)
-        return _spent(sink.host) / steps * 1e9
+        sink.host, before = KINDS[kind](driver, actor), actor.steps
+        return _spent(sink.host) / (actor.steps - before) * 1e9
 
+    slices //= FEWER[built.spec.env.id]
     samples = interleaved({kind: lambda kind=kind: task(kind) for kind in KINDS}, slices)
     ratio, low, high = ratio_of_medians(samples["with"], samples["without"], resamples=2000)
     return {
         "step_ns": medians(samples), "beats_per_step": beats, "ratio": ratio,
         "interval": [low, high], "slices": slices,
+        "first_quartile_ns": {kind: quartiles(xs)[0] for kind, xs in samples.items()},
     }  # fmt: skip
 
 
@@ -247,8 +257,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each whole run")
     parser.add_argument("--slices", type=int, default=400, help="of the loop, with and without")
     arguments = parser.parse_args()
-    told = events(21)
-    looks = launcher(21)
+    told = events(201)
+    looks = launcher(51)
     beat, step = told["beat"]["ns"], told["step"]["ns"]
     print(f"a beat {beat:.0f} ns, a step {step:.0f} ns; the launcher's look at {HOSTS} hosts "
           f"{looks['look_us']:.1f} us, {looks['share']:.4%} of a core", flush=True)  # fmt: skip
