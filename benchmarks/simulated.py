@@ -70,7 +70,7 @@ def _slow(trainer: Trainer, seconds: float) -> Trainer:
         rest_until(end)
         return metrics
 
-    trainer.finish = slow  # type: ignore[method-assign]
+    trainer.finish = slow
     return trainer
 
 

@@ -1,6 +1,6 @@
 """What supervision costs: what hosts write down of how far they are, and the launcher's look at it.
 
-    python benchmarks/supervision.py [--rounds 7] [--seconds 3] [--slices 400]
+    python benchmarks/supervision.py [--rounds 9] [--seconds 3] [--slices 400] [--more CASE]
 
 First in nanoseconds for each event: a host's real loop with and without the lines that write the
 beat and the step of an env (unwatched.py), in turn, over roles that do nothing; times the events of
@@ -26,7 +26,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from measure import PATH, interleaved, medians, quartiles, ratio_of_medians, run_json, save, table
+from measure import (
+    PATH,
+    RESULTS,
+    interleaved,
+    medians,
+    quartiles,
+    ratio_of_medians,
+    run_json,
+    save,
+    table,
+)
 from roles import Sink
 from unwatched import SUPERVISION, TOLD, unwatched
 
@@ -232,7 +242,10 @@ def run(tree: dict[str, Any], seconds: float, kind: str) -> dict[str, float]:
     }
 
 
-def whole_runs(tree: dict[str, Any], rounds: int, seconds: float) -> dict[str, Any]:
+def whole_runs(
+    tree: dict[str, Any], rounds: int, seconds: float, earlier: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """So many runs with and without, beside those that were made earlier."""
     kept: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
 
     def task(kind: str) -> float:
@@ -241,8 +254,12 @@ def whole_runs(tree: dict[str, Any], rounds: int, seconds: float) -> dict[str, A
 
     interleaved({kind: lambda kind=kind: task(kind) for kind in KINDS}, rounds)
     found: dict[str, Any] = {"rounds": rounds, "seconds": seconds}
+    if earlier is not None:
+        found["rounds"] += earlier["rounds"]
     for key in ("received", "actor_ns"):
         samples = {kind: [one[key] for one in runs] for kind, runs in kept.items()}
+        if earlier is not None:
+            samples = {kind: earlier[key]["samples"][kind] + xs for kind, xs in samples.items()}
         ratio, low, high = ratio_of_medians(samples["with"], samples["without"])
         found[key] = {
             "median": medians(samples), "ratio": ratio, "interval": [low, high],
@@ -256,7 +273,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds of whole runs")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each whole run")
     parser.add_argument("--slices", type=int, default=400, help="of the loop, with and without")
+    parser.add_argument("--more", choices=WHOLE, help="only whole runs of it, beside all there is")
     arguments = parser.parse_args()
+    if arguments.more:
+        saved = json.loads((RESULTS / "supervision.json").read_text())
+        case = saved["cases"][arguments.more]
+        case["runs"] = whole_runs(case["config"], arguments.rounds, arguments.seconds, case["runs"])
+        print({key: _ratio(case["runs"][key]) for key in ("actor_ns", "received")})
+        print(save("supervision", {k: saved[k] for k in ("bar", "events", "launcher", "cases")}))
+        return
     told = events(201)
     looks = launcher(51)
     beat, step = told["beat"]["ns"], told["step"]["ns"]

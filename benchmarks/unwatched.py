@@ -59,5 +59,5 @@ if SUPERVISION in os.environ:
     if os.environ[SUPERVISION] == "without":
         for name, function in unwatched().items():
             setattr(Host, name, function)
-        LocalEngine._look_for_hangs = lambda self: None  # type: ignore[method-assign]
-    Host.run = telling(Host.run)  # type: ignore[method-assign]
+        LocalEngine._look_for_hangs = lambda self: None
+    Host.run = telling(Host.run)
