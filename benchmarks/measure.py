@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+HERE = str(ROOT / "benchmarks")
+PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH", "")]))}
+"""for processes that import modules of this folder by env.imports"""
+
+
 def machine() -> dict[str, Any]:
     """The circumstances of a measurement: hardware, versions, date, commit."""
     return {

@@ -289,6 +289,88 @@ def _case(case: dict) -> str:
     return "kept" if case["recovered_s"] is None else f"{case['recovered_s']:.2f} s"
 
 
+def groups() -> str:
+    """What several groups bring, on a simulated load."""
+    results = json.loads((RESULTS / "groups.json").read_text())
+    rows = [
+        "| groups | steps received/s | over one | updates/s | over one | waits for a group |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, case in results["cases"].items():
+        for point in case["points"]:
+            over, middle = point["over_first"], point["median"]
+            cells = []
+            for key, digits in (("received", 0), ("updates", 1)):
+                low, high = point["interval"][key]
+                cells += [f"{middle[key]:,.{digits}f}",
+                          f"**{over[key]:.2f}** [{low:.2f}, {high:.2f}]"]  # fmt: skip
+            waits = ", `join.patience = 0`" if point["waits"] else ""
+            rows.append(
+                f"| {point['groups']}, {name.upper()}{waits} | {' | '.join(cells)} "
+                f"| {middle['wait_group']:.1%} |"
+            )
+    told = (
+        f"Medians of {results['rounds']} runs each of {results['seconds']:g} s, in turn, with 95 % "
+        f"intervals of the ratio; {_machine(results)}, {_loaded(results)}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
+def supervision() -> str:
+    """What being watched costs an actor."""
+    results = json.loads((RESULTS / "supervision.json").read_text())
+    rows = [
+        "| an actor's step | takes | of that, supervision | share | loop with / without |",
+        "|---|---|---|---|---|",
+    ]
+    for name, case in results["cases"].items():
+        loop, (low, high) = case["loop"], case["loop"]["interval"]
+        rows.append(
+            f"| {name} | {loop['step_ns']['without'] / 1000:,.0f} µs "
+            f"| {case['events_ns']:.0f} ns | **{case['share']:.2%}** "
+            f"| {loop['ratio']:.3f} [{low:.3f}, {high:.3f}] |"
+        )
+    beat, step = (results["events"][name]["ns"] for name in ("beat", "step"))
+    looks = results["launcher"]
+    told = (
+        f"A beat takes {beat:.0f} ns, and each step of the envs has two and a few; noting the step "
+        f"of the envs takes {step:.0f} ns. The launcher's look at {looks['hosts']} hosts takes "
+        f"{looks['look_us']:.1f} µs, {looks['looks_per_s']:g} times a second. "
+        f"{_machine(results)}, {_loaded(results)}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
+def restart() -> str:
+    """What the death of an actor costs."""
+    results = json.loads((RESULTS / "restart.json").read_text())
+    told = {
+        "detected": "from SIGKILL to the line of `faults.jsonl`",
+        "restarted": "from there to the successor's first step, less what its env takes",
+        "lost": "production of that actor lost beyond detection, at its usual rate",
+    }
+    cases = results["cases"]
+    heads = [f"env {name}, median | max" for name in cases]
+    rows = [f"| seconds | {' | '.join(heads)} |", "|---|" + "---|---|" * len(cases)]
+    for key, words in told.items():
+        cells = []
+        for case in cases.values():
+            figure = case["figures"][key]
+            cells.append(f"**{figure['median']:.2f}** | {figure['max']:.2f}")
+        rows.append(f"| {words} | {' | '.join(cells)} |")
+    kills = [len(case["kills"]) for case in cases.values()]
+    half = max(case["figures"]["half_made"]["max"] for case in cases.values())
+    words = (
+        f"{' and '.join(map(str, kills))} kills; of rollouts that were half made, {half:.0f} steps "
+        f"of each env were lost at most; {_machine(results)}, {_loaded(results)}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(words, 119)]) + "\n"
+
+
+def _loaded(results: dict) -> str:
+    return f"used by others, too (load {results['machine']['load_1min']:.1f})"
+
+
 def _machine(results: dict) -> str:
     machine = results["machine"]
     return f"{machine['cpu'].replace('(R)', '')}, {machine['cores']} cores"
@@ -298,6 +380,12 @@ def _race(side: dict) -> str:
     """Seconds, env steps, and how many runs reached the target."""
     steps = f"{side['steps_median'] / 1000:.0f} k steps"
     return f"{side['total_s_median']:.1f} s, {steps}, {side['reached']} of {side['runs']}"
+
+
+WHOLE = {
+    make.__name__: make for make in (walk, measured, parallel, chaos, groups, supervision, restart)
+}
+"""tables that are not a section of the config"""
 
 
 def words(kind: object) -> str:

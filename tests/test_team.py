@@ -617,7 +617,7 @@ def test_workers_that_share_parameters_refuse_normalisers_that_they_do_not_share
     scale = ScaleConfig(engine="local", relax="a3c", groups=2, actors=1, rollout_length=8)
     env = make_env("toy/Identity", 8, {})
     for key in ("normalise_observation", "normalise_reward"):
-        with pytest.raises(Refusal, match="differently scaled.*gala"):
+        with pytest.raises(Refusal, match=r"differently scaled.*gala"):
             make_spec(config_for(PPO(**{key: True}), scale=scale), env.spec)
     make_spec(config_for(PPO(), scale=scale), env.spec)
 

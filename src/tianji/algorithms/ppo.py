@@ -113,8 +113,8 @@ class PPO:
             )
         if spec.join == "hogwild" and (self.normalise_observation or self.normalise_reward):
             raise Refusal(
-                'relax.join = "hogwild" shares parameters, not what normalises their inputs: workers '
-                "would step one network by differently scaled observations or rewards. Set "
+                'relax.join = "hogwild" shares parameters, not what normalises their inputs: '
+                "workers would step one network by differently scaled inputs. Set "
                 "algorithm.normalise_observation and normalise_reward to false, or scale.relax = "
                 '"gala".'
             )
