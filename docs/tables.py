@@ -382,12 +382,6 @@ def _race(side: dict) -> str:
     return f"{side['total_s_median']:.1f} s, {steps}, {side['reached']} of {side['runs']}"
 
 
-WHOLE = {
-    make.__name__: make for make in (walk, measured, parallel, chaos, groups, supervision, restart)
-}
-"""tables that are not a section of the config"""
-
-
 def words(kind: object) -> str:
     """A type of the config, in words."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -421,7 +415,8 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
     return "\n".join(rows) + "\n"
 
 
-WHOLE = {make.__name__: make for make in (walk, measured, parallel, chaos, presets, fates, graphs)}
+MEASURED = (measured, parallel, chaos, groups, supervision, restart)
+WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
 
 
