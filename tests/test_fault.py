@@ -12,7 +12,7 @@ from tianji.buffer import GRANT
 from tianji.build import build
 from tianji.config import load_config
 from tianji.driver import Serial, Shuffled
-from tianji.engines.engine import advance, gather, scatter
+from tianji.engines.parts import advance, gather, scatter
 from tianji.errors import Failure
 from tianji.fault import Budget, Fault, parse, raised
 from tianji.learner import UPDATE

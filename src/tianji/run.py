@@ -17,18 +17,8 @@ from typing import Any
 
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_config
-from tianji.engines.engine import (
-    Engine,
-    Evaluated,
-    Event,
-    Faulted,
-    HostFailed,
-    advance,
-    has_store,
-    of_group,
-    part_name,
-    updates_of,
-)
+from tianji.engines.engine import Engine, Evaluated, Event, Faulted, HostFailed, NoAnswer
+from tianji.engines.parts import advance, has_store, of_group, part_name, updates_of
 from tianji.engines.server import ForkServer
 from tianji.errors import Failure, Refusal
 from tianji.fault import Budget, Fault
@@ -461,7 +451,13 @@ class _Run:
             self._save_what_rests()
             return
         most = {"auto": STORE_AUTO, "always": math.inf, "never": -1}
-        self._write(self._engine.parts(most[self._config.checkpoint.store]))
+        try:
+            parts = self._engine.parts(most[self._config.checkpoint.store])
+        except NoAnswer as error:
+            self._unsaved += 1
+            self._recorder.event(f"not saved: {error}; the last checkpoint, if any, is kept")
+        else:
+            self._write(parts)
 
     def _save_what_rests(self) -> None:
         """Somebody is busy for too long: save what was learnt, without envs and store."""

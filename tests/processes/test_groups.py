@@ -524,7 +524,7 @@ def test_an_env_that_crashes_or_hangs_in_a_worker_costs_a_recovery(what, words, 
     with pytest.raises(Failure, match=f"g1.worker failed: .*{words}"):
         train(config, tmp_path, *argv, "faults.hang=1", "checkpoint.every=10", name="run")
     log = log_of(tmp_path / "run")
-    assert "went on from checkpoint" in log
+    assert "went on from" in log  # a checkpoint, if there was one by then
     assert words in log
 
 

@@ -98,6 +98,11 @@ class Died(NamedTuple):
     host: Host | None
     fault: Fault
 
+    @property
+    def consequence(self) -> bool:
+        """Is it more likely a consequence of something else?"""
+        return self.host is not None and self.host.code == 0
+
 
 class Hosts:
     """All processes of a run, apart from the launcher itself."""

@@ -7,29 +7,20 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from tianji.build import Topology, topologies
 from tianji.config import Config
-from tianji.engines.engine import (
-    Evaluated,
-    Event,
-    Faulted,
-    HostFailed,
-    Updated,
-    gather,
-    join_groups,
-    of_group,
-    scatter,
-    shares_of,
-)
+from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated, shares_of
 from tianji.engines.hosts import Died, Heard, Host, Hosts
+from tianji.engines.parts import gather, join_groups, of_group, scatter
 from tianji.engines.server import ForkServer
+from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure, Refusal
-from tianji.fault import Budget, Fault, parse
+from tianji.fault import parse
 from tianji.machine import cores
 from tianji.plan import placements
 from tianji.role import State, generator, generator_state
@@ -48,20 +39,6 @@ PAUSE = 1.0
 """seconds in which the other hosts must, or be done without"""
 CAUSE = 0.3
 """seconds after the first sign of trouble in which its cause may still come to light"""
-WATCH = 0.5
-"""seconds between two looks at who hangs"""
-BACKOFF = 0.25
-"""seconds that the second restart of a role waits, each further one twice as long"""
-
-REPLACED = ("actor", "evaluator")
-"""kinds of hosts that can be begun anew while all others go on"""
-
-ENVS = (*REPLACED, "worker")
-"""kinds of hosts that step envs"""
-
-OTHER = {"send": "receive", "receive": "send"}
-"""the other end of a channel"""
-
 COUNTED = ("version", "produced", "received", "consumed", "filtered")
 
 
@@ -83,21 +60,13 @@ class LocalEngine:
         self._goes = 0
         """how often all were told to go on"""
         self._died: list[Died] = []
-        self._restarts = {
-            kind: Budget(config.faults.restarts, config.faults.window) for kind in REPLACED
-        }
-        self._due: dict[str, float] = {}
-        """when hosts that died are begun anew"""
-        self._following: dict[str, State] = {}
-        """what actors that take a dead one's place must know, and how many have yet to say it"""
-        self._renewals = 0
+        self._supervisor: Supervisor | None = None
         self._events: list[Event] = []
         self._shown: dict[int, tuple[int, int]] = {}
         """updates made and steps received when versions were shown to the evaluator, which has not
         played yet"""
         self._sha256 = ""
         self._watch: Watch | None = None
-        self._look_due = 0.0
         try:
             self._groups = topologies(config)
             self.topology = self._groups[0]
@@ -147,14 +116,16 @@ class LocalEngine:
         self._placed = {placement.role: placement for placement in placed}
         self._teams = folder / "logs" / f"team-{time.monotonic_ns()}"
         self._hosts = Hosts(self._server, folder, len(placed))
+        self._supervisor = Supervisor(
+            self._config.faults, self._groups, self._hosts, self._transport, self._fork
+        )
         for group in self._groups:
             for name in group.hosts:
                 self._fork(group, name)
         self._until(lambda: all(h.ready for h in self._all()), START, "start")
         self._check_alike()
         for name in names:
-            for conduit, _ in self._channels(name):
-                self._transport.let_go(conduit)
+            self._supervisor.let_go(name)
         self._hosts.table_now()
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
@@ -171,15 +142,17 @@ class LocalEngine:
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
         self._going = True
+        assert self._supervisor is not None
+        self._supervisor.going = True
         self._go(elapsed)
 
     def turn(self) -> list[Event]:
         self._poll(TURN)
         self._answer_deaths()
-        self._begin_anew()
         self._judge_clock()
-        self._look_for_hangs()
         assert self._hosts is not None
+        assert self._supervisor is not None
+        self._supervisor.look()
         self._hosts.write_table()
         return self.heard()
 
@@ -291,6 +264,11 @@ class LocalEngine:
             transport.open_newest(group.snapshots, group.params_size, group.subscribers)
         return transport
 
+    @property
+    def _due(self) -> Collection[str]:
+        """Hosts that are being begun anew."""
+        return () if self._supervisor is None else self._supervisor.due
+
     def _all(self) -> Iterable[Host]:
         return [] if self._hosts is None else self._hosts.by_role.values()
 
@@ -395,7 +373,9 @@ class LocalEngine:
             case "state":
                 host.answer = content
             case "renewed":
-                self._note_renewal(content)
+                assert self._supervisor is not None
+                if (new := self._supervisor.renewed(content)) is not None:
+                    self._let_follow(new)
             case "fault":
                 self._events.append(Faulted(parse(content)))
             case "failed" | "refused":
@@ -476,116 +456,31 @@ class LocalEngine:
             self._stopped = True
             self._events.append(Updated(Tally(), Due(stop=f"seconds >= {limit:g}")))
 
-    def _look_for_hangs(self) -> None:
-        """A host whose env does not go on is ended, and then begun anew."""
-        assert self._hosts is not None
-        if (now := time.monotonic()) < self._look_due:
-            return
-        late, self._look_due = now - self._look_due > 10 * WATCH, now + WATCH
-        if late:  # this process was stopped, and the hosts perhaps with it
-            self._hosts.forgive()
-        for host, seconds in self._hosts.hanging(self._config.faults.hang):
-            if host.kind in ENVS:
-                words = f"it hangs: no step ended for {seconds:.1f} s (faults.hang)"
-                self._hosts.end(host, words)
-
     def _answer_deaths(self) -> None:
         """Begin anew what can be; else the run cannot go on as it is: the root cause is told."""
         if not self._died:
             return
-        if any(not self._replaced(d) or _consequence(d) for d in self._died):
+        supervisor = self._supervisor
+        assert supervisor is not None
+        if any(not supervisor.replaces(d) or d.consequence for d in self._died):
             end = time.monotonic() + CAUSE
             while time.monotonic() < end:
                 self._poll(CAUSE / 10)
         died, self._died = self._died, []
-        grave = [d for d in died if not self._replaced(d)]
-        if grave:
-            first = min(grave, key=lambda d: (_consequence(d), died.index(d)))
-            others = sorted({d.fault.role for d in died} - {first.fault.role})
-            also = f" (then also: {', '.join(others)})" if others else ""
-            raise HostFailed(first.fault, also, final=first.fault.exception is not None)
-        for one in died:
-            assert one.host is not None
-            self._replace(one.host, one.fault)
-
-    def _replaced(self, died: Died) -> bool:
-        """Can the others go on while this one is begun anew?"""
-        return (
-            self._going
-            and died.host is not None
-            and died.host.kind in REPLACED
-            and not died.host.expected
-        )
-
-    def _replace(self, host: Host, fault: Fault) -> None:
-        budget = self._restarts[host.kind]
-        if not budget.spend():
-            spent = f" ({host.kind}s may be restarted {budget}: faults.restarts)"
-            raise HostFailed(fault, spent, final=True)
-        wait = BACKOFF * 2 ** (budget.recent - 2) if budget.recent > 1 else 0.0
-        self._due[host.role] = time.monotonic() + min(wait, 4.0)
-        host.resting, host.ready = True, False
-        self._events.append(Faulted(fault.then(f"{host.role} restarted")))
-        if host.kind == "actor":
-            self._renew(host.role)
-
-    def _renew(self, role: str) -> None:
-        """Give the living side of a dead role's channels new pipes, so that what was granted to it
-        can be granted again."""
-        assert self._hosts is not None
-        self._renewals += 1
-        peers: dict[str, list[tuple[str, str]]] = {}
-        for name, end in self._channels(role):
-            self._transport.renew(name)
-            peer = self._group_of(role).holder(name, OTHER[end])
-            peers.setdefault(peer, []).append((name, OTHER[end]))
-        self._following[role] = {"renewals": self._renewals, "peers": len(peers)}
-        for peer, ends in peers.items():
-            table, fds = self._transport.pack(ends)
-            about = {"role": role, "table": table, "renewals": self._renewals}
-            self._hosts.send(peer, "renew", about, fds)
-
-    def _note_renewal(self, content: State) -> None:
-        """The other side of a channel is ready for the role that takes a dead one's place."""
-        following = self._following[content["role"]]
-        if content["renewals"] == following["renewals"]:
-            following |= content | {"peers": following["peers"] - 1}
-            assert self._hosts is not None
-            self._let_follow(self._hosts.by_role[content["role"]])
-
-    def _group_of(self, host: str) -> Topology:
-        return next(group for group in self._groups if host in group.hosts)
-
-    def _channels(self, host: str) -> list[tuple[str, str]]:
-        ends = self._group_of(host).host_ends(host)
-        return [(name, end) for name, end in ends if end in OTHER]
-
-    def _begin_anew(self) -> None:
-        assert self._hosts is not None
-        for role, due in self._due.items():
-            host = self._hosts.by_role[role]
-            if not host.alive and time.monotonic() >= due:
-                self._fork(self._group_of(role), role, host.life + 1)
-                for name, _ in self._channels(role):
-                    self._transport.let_go(name)
-                self._hosts.table_now()
+        self._events += [Faulted(fault) for fault in supervisor.answer(died)]
 
     def _let_follow(self, host: Host) -> None:
         """A role that was begun anew goes on once it and the other side of its channels are
         ready."""
-        if host.role not in self._due or not host.ready or not self._going:
+        assert self._supervisor is not None
+        if (content := self._supervisor.follows(host)) is None:
             return
-        content = self._following.get(host.role, {"peers": 0})
-        if content["peers"] > 0:
-            return
-        del self._due[host.role]
         host.counted = 0.0, 0
+        self._send(host.role, "follow", content)
         if host.group in self._rests and host.kind == "actor":
-            self._send(host.role, "follow", content)
             return  # the others rest, and it goes on with them
         host.resting = False
         assert self._watch is not None
-        self._send(host.role, "follow", content)
         self._send(host.role, "go", {"elapsed": self._watch.seconds})
 
     def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
@@ -616,7 +511,7 @@ class LocalEngine:
             self._poll(TURN)
             if time.monotonic() > end:
                 slow = ", ".join(h.role for h in hosts if h.answer is None)
-                raise Failure(f"{slow} did not answer within {seconds:g} s: nothing was saved")
+                raise NoAnswer(f"{slow} did not answer within {seconds:g} s")
         return {h.role: h.answer for h in hosts if h.answer is not None}
 
     def _gather(self, answers: Mapping[str, State], most_bytes: float) -> dict[str, State]:
@@ -677,11 +572,6 @@ class LocalEngine:
         counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
         none = {"lanes": None, "store": None, "episodes": np.empty(0, EPISODE)}
         return state | counts | none | {"produced": produced, "seqs": [0] * len(actors)}
-
-
-def _consequence(died: Died) -> bool:
-    """Is it more likely a consequence of something else?"""
-    return died.host is not None and died.host.code == 0
 
 
 def _mean(found: list[dict[str, float]]) -> dict[str, float]:

@@ -13,7 +13,8 @@ from tianji.buffer import RECEIVE
 from tianji.build import Topology, build
 from tianji.config import Config
 from tianji.driver import Serial
-from tianji.engines.engine import Evaluated, Event, Faulted, Updated, gather, scatter, shares_of
+from tianji.engines.engine import Evaluated, Event, Faulted, Updated, shares_of
+from tianji.engines.parts import gather, scatter
 from tianji.evaluator import EVALUATED, Evaluator
 from tianji.folder import skipped
 from tianji.learner import UPDATE
