@@ -239,8 +239,8 @@ def supervision() -> str:
     told = (
         f"A beat takes {beat:.0f} ns, and a step of the envs has a little more than two; noting it "
         f"takes {step:.0f} ns. The launcher's look at {looks['hosts']} hosts takes "
-        f"{looks['look_us']:.1f} µs, {looks['looks_per_s']:g} times a second. Of whole runs in turn, "
-        f"the actor's time for a step with supervision is {runs['ratio']:.2f} [{low:.2f}, "
+        f"{looks['look_us']:.1f} µs, {looks['looks_per_s']:g} times a second. Of whole runs, in "
+        f"turn, the actor's time for a step with supervision is {runs['ratio']:.2f} [{low:.2f}, "
         f"{high:.2f}] of that without it. {_machine(results)}, {_loaded(results)}."
     )
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
