@@ -12,8 +12,13 @@ import textwrap
 import typing
 from pathlib import Path
 
+import numpy as np
+
 from tianji.algorithm import ALGORITHMS, Bound, algorithm_class
+from tianji.build import topology
 from tianji.config import SECTIONS, Config, load_config
+from tianji.join import Graph, in_peers
+from tianji.relax import PRESETS, Relaxation, Sizes, problem, relaxation
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "tianji"
@@ -185,6 +190,99 @@ def chaos() -> str:
     return "\n".join([*rows, "", total]) + "\n"
 
 
+def presets() -> str:
+    """Every preset: what it sets, its edges, and what it is for."""
+    rows = [
+        "| preset | I: parameters | II: actions | III: samples | "
+        "`lead` | `late` | `take` | `start` | beside | for |",
+        "|" + "---|" * 10,
+        '| any, with `scale.engine = "serial"` | inside | inside | inside | | | | | '
+        "one process | both |",
+    ]
+    plain = Relaxation()
+    for name in PRESETS:
+        groups = 1 if any(_fits(name, case, 1) for case in CASES) else 2
+        both = {case: relax for case in CASES if (relax := _fits(name, case, groups)) is not None}
+        relax, *other = both.values()
+        cells = [f"`{name}`", *relax.edges.values(), f"{relax.lead:g}".replace("inf", "∞")]
+        if other and other[0].lead != relax.lead:
+            cells[-1] += f"; replay {other[0].lead:g}"
+        cells += [f"`{word}`" for word in (relax.late, relax.take, relax.start)]
+        own = {
+            f.name: getattr(relax, f.name)
+            for f in dataclasses.fields(relax)
+            if f.name not in ("lead", "late", "take", "start")
+            and getattr(relax, f.name) != getattr(plain, f.name)
+        }
+        cells.append(", ".join(f"{key} `{value}`" for key, value in own.items()))
+        told = "both" if other else next(iter(both))
+        cells.append(told + (", several groups" if groups > 1 else ""))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+CASES = ("on-policy", "replay")
+"""kinds of algorithms"""
+
+
+def _fits(name: str, case: str, groups: int) -> Relaxation | None:
+    """The preset for this kind of algorithm; None where it is refused."""
+    sizes = Sizes(case == "on-policy", alone=False, actors=2, groups=groups)
+    relax = relaxation(name, sizes, {})
+    return relax if problem(relax, sizes) is None else None
+
+
+def fates() -> str:
+    """What groups join of all that is learnt, as the trainers say it."""
+    rows = ["| algorithm | averaged | each group's own |", "|---|---|---|"]
+    for name in sorted(ALGORITHMS):
+        if not isinstance(ALGORITHMS[name], str):
+            continue
+        tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}, "stop": {"updates": 1}}
+        joined = topology(load_config(tree))
+        for env in joined.spare:
+            env.close()
+        found: dict[str, list[str]] = {"averaged": [], "local": []}
+        trainer = joined.config.algorithm.trainer(joined.spec)
+        for leaf, fate in trainer.fates().items():
+            group, _, rest = leaf.partition(".")
+            short = f"`{group}.*`" if rest.startswith("layers.") else f"`{leaf}`"
+            if short not in found[fate]:
+                found[fate].append(short)
+        rows.append(f"| `{name}` | {', '.join(found['averaged'])} | {', '.join(found['local'])} |")
+    return "\n".join(rows) + "\n"
+
+
+def graphs() -> str:
+    """How much of the distance between groups is left after each round, in the worst case."""
+    sizes = (2, 3, 4, 8, 16)
+    rows = [
+        f"| `join.graph` | a group pushes | {' | '.join(f'{n} groups' for n in sizes)} |",
+        "|---|---|" + "---|" * len(sizes),
+    ]
+    pushed = {"complete": "to all others", "ring": "one model", "exponential": "one model"}
+    for graph, told in pushed.items():
+        cells = [f"{_left(typing.cast(Graph, graph), n):.2f}" for n in sizes]
+        rows.append(f"| `{graph}` | {told} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _left(graph: Graph, groups: int) -> float:
+    """The worst distance to the mean after one cycle of rounds, over that before, for one round."""
+    cycle = (groups - 1).bit_length() if graph == "exponential" else 1
+    whole = np.eye(groups)
+    for number in range(cycle):
+        mix = np.eye(groups)
+        for group in range(groups):
+            peers = in_peers(graph, number, group, groups)
+            for peer in peers:
+                mix[group, peer] += 1 / (len(peers) + 1)
+                mix[group, group] -= 1 / (len(peers) + 1)
+        whole = mix @ whole
+    left = np.linalg.norm(whole - 1 / groups, 2)
+    return float(left if left > 1e-9 else 0.0) ** (1 / cycle)
+
+
 def _case(case: dict) -> str:
     if not case["ok"]:
         return "**not kept**"
@@ -287,12 +385,6 @@ def _race(side: dict) -> str:
     return f"{side['total_s_median']:.1f} s, {steps}, {side['reached']} of {side['runs']}"
 
 
-WHOLE = {
-    make.__name__: make for make in (walk, measured, parallel, chaos, groups, supervision, restart)
-}
-"""tables that are not a section of the config"""
-
-
 def words(kind: object) -> str:
     """A type of the config, in words."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -324,6 +416,11 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
         default = "must be set" if must else "none" if value is None else f"`{written}`"
         rows.append(f"| `{key}` | {words(hints[f.name])} | {default} | {meaning} |")
     return "\n".join(rows) + "\n"
+
+
+MEASURED = (measured, parallel, chaos, groups, supervision, restart)
+WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
+"""what is made by a function of its own"""
 
 
 def table(name: str) -> str:

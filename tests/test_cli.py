@@ -424,8 +424,9 @@ def test_an_env_that_fails_later_ends_with_1_and_no_traceback(tmp_path):
         "gymnasium.register('Broken-v0', Broken)\n"
     )
     done = command(
-        "train", *SMALL, "env.id=Broken-v0", 'env.imports=["broken_env"]', "--runs", tmp_path,
-        "--json", env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        "train", *SMALL, "env.id=Broken-v0", 'env.imports=["broken_env"]',
+        "faults.env_restarts=0", "--runs", tmp_path, "--json",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )  # fmt: skip
     assert done.returncode == 1
     assert "Broken-v0 returned nan" in done.stderr

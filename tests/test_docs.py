@@ -17,6 +17,7 @@ import tianji.env
 from tianji.__main__ import EXITS, main, parser
 from tianji.build import build
 from tianji.config import load_config
+from tianji.relax import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -31,8 +32,10 @@ BLOCK = re.compile(
     r"^```(?P<language>[a-z]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-KEY = re.compile(r"`((?:env|algorithm|network|scale|stop|eval|checkpoint)\.[a-z_.]+)")
-NOT_KEYS = {"env.step", "env.py", "algorithm.py"}
+KEY = re.compile(
+    r"`((?:env|algorithm|network|scale|relax|reuse|join|stop|eval|checkpoint|faults)\.[a-z_.]+)"
+)
+NOT_KEYS = {"env.step", "env.py", "algorithm.py", "relax.py", "join.py", "faults.jsonl"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def checkout(tmp_path, monkeypatch):
     for registry, content in zip(registries, before, strict=True):
         registry.clear()
         registry.update(content)
-    for name in {"corridor", "reinforce", "snippets"} - modules:
+    for name in {"corridor", "reinforce", "snippets", "tianji.testing.faults"} - modules:
         sys.modules.pop(name, None)
 
 
@@ -198,11 +201,36 @@ def test_every_command_and_exit_code_is_in_the_readme():
         assert f"\n| {code} |" in text, code
 
 
-def tables():
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+def script(name):
+    """A script of docs/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def tables():
+    return script("tables")
+
+
+def test_pictures_are_in_step_with_the_code(capsys):
+    assert script("pictures").main(check=True) == 0, capsys.readouterr().out
+
+
+def test_every_preset_has_a_section_a_picture_and_a_row():
+    text = (ROOT / "docs" / "architectures.md").read_text()
+    for preset in ("serial", *PRESETS):
+        assert f"\n## {preset}\n" in text, preset
+        assert f"(architectures/{preset}.svg)" in text, preset
+    for preset in PRESETS:
+        assert f"\n| `{preset}` |" in text, preset
+
+
+def test_every_picture_is_shown_on_a_page():
+    shown = {
+        link for page in PAGES for link in re.findall(r"architectures/\w+\.svg", page.read_text())
+    }
+    assert shown == {f"architectures/{p.name}" for p in (ROOT / "docs/architectures").glob("*.svg")}
 
 
 def test_generated_tables_are_in_step_with_the_code(capsys):

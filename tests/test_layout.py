@@ -6,7 +6,7 @@ from pathlib import Path
 import tianji
 
 ROOT = Path(tianji.__file__).parent
-NOUNS = {"types", "errors", "role", "env", "team", "algorithm"}
+NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm"}
 PURE = {"balance", "trigger", "relax"}
 PARTS = {"store", "returns", "optim", "networks", "distributions", "moments"}
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}

@@ -52,3 +52,65 @@ def test_every_role_is_placed_once_and_no_actor_shares_the_learners_cores(actors
         assert all(len(one) == 1 for one in alone)
         loads = [sum(core in one for one in alone) for core in set(cores) - learners]
         assert max(loads) - min(loads) <= 1, "actors are spread unevenly"
+
+
+SEVERAL = ["actor-0", "actor-1", "buffer", "learner", "learner-1"]
+
+
+def test_each_of_several_learners_has_cores_of_its_own():
+    placed = placements(SEVERAL, [1, 2, 4, 6, 9, 11], learner_cores=2, pin=True)
+    assert placed == [
+        Placement("actor-0", (9,), 1),
+        Placement("actor-1", (11,), 1),
+        Placement("buffer", (9, 11), 1),
+        Placement("learner", (1, 2), 2),
+        Placement("learner-1", (4, 6), 2),
+    ]
+
+
+def test_the_learner_of_each_group_has_cores_of_its_own_and_actors_are_spread_over_the_rest():
+    hosts = [f"g{g}.{role}" for g in range(2) for role in ("actor-0", "buffer", "learner")]
+    placed = placements([*hosts, "g0.evaluator"], range(5), learner_cores=1, pin=True)
+    where = {p.role: p.cores for p in placed}
+    assert (where["g0.learner"], where["g1.learner"]) == ((0,), (1,))
+    assert (where["g0.actor-0"], where["g1.actor-0"]) == ((2,), (3,))
+    for role in ("g0.buffer", "g1.buffer", "g0.evaluator"):
+        assert where[role] == (2, 3, 4)
+
+
+def test_workers_may_take_all_cores_where_nobody_else_needs_one():
+    hosts = ["g0.worker", "g1.worker"]
+    assert placements(hosts, [3, 5], 1, pin=True) == [
+        Placement("g0.worker", (3,), 1),
+        Placement("g1.worker", (5,), 1),
+    ]
+    for more, cores in (([], [3]), (["g0.evaluator"], [3, 5])):
+        placed = placements([*hosts, *more], cores, 1, pin=True)
+        assert {p.cores for p in placed} == {()}
+
+
+@given(
+    groups=st.integers(1, 5),
+    learners=st.integers(1, 4),
+    actors=st.integers(1, 6),
+    cores=st.sets(st.integers(0, 200), min_size=1, max_size=32).map(sorted),
+    each=st.integers(1, 4),
+)
+def test_no_two_learners_of_any_group_share_a_core_unless_all_share_all(
+    groups, learners, actors, cores, each
+):
+    roles = [*(f"actor-{i}" for i in range(actors)), "buffer", "learner"]
+    roles += [f"learner-{i}" for i in range(1, learners)]
+    hosts = [f"g{g}.{role}" for g in range(groups) for role in roles]
+    placed = placements(hosts, cores, each, pin=True)
+    assert [p.role for p in placed] == hosts
+    where = {p.role: p.cores for p in placed}
+    if len(cores) <= groups * learners * each:
+        assert set(where.values()) == {()}
+        return
+    learning = [core for role, own in where.items() if "learner" in role for core in own]
+    assert len(learning) == len(set(learning)) == groups * learners * each
+    others = {core for role, own in where.items() if "learner" not in role for core in own}
+    assert others == set(cores) - set(learning)
+    assert {p.threads for p in placed if "learner" in p.role} == {each}
+    assert {p.threads for p in placed if "learner" not in p.role} == {1}

@@ -18,14 +18,14 @@ from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.buffer import batch_layout
 from tianji.build import make_spec, topology
-from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig
+from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, StopConfig
 from tianji.driver import Serial
 from tianji.env import make_env
 from tianji.errors import Failure, Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
 from tianji.store import Fresh
-from tianji.team import Alone, Shared, Together
+from tianji.team import Alone, Lost, Shared, Together
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
 from tianji.types import Rollout, rollout_layout
@@ -238,7 +238,7 @@ def leaves_early(rank, path, results):
         os._exit(0)
     try:
         team.sum(torch.ones(4))
-    except Failure as failure:
+    except Lost as failure:
         results.write_text(str(failure))
     team.close()
 
@@ -611,3 +611,23 @@ def test_algorithms_step_the_shared_parameters(algorithm):
 def test_a_spec_differs_by_its_numbers_not_by_its_team():
     spec = specs(WIDE, {"continuous": True})[0]
     assert replace(spec, team=Both()) == spec != replace(spec, group=1)
+
+
+def test_workers_that_share_parameters_refuse_normalisers_that_they_do_not_share():
+    scale = ScaleConfig(engine="local", relax="a3c", groups=2, actors=1, rollout_length=8)
+    env = make_env("toy/Identity", 8, {})
+    for key in ("normalise_observation", "normalise_reward"):
+        with pytest.raises(Refusal, match=r"differently scaled.*gala"):
+            make_spec(config_for(PPO(**{key: True}), scale=scale), env.spec)
+    make_spec(config_for(PPO(), scale=scale), env.spec)
+
+
+@pytest.mark.parametrize(("groups", "rate"), [(1, 0.5), (2, 0.0)])
+def test_a_linear_schedule_ends_with_the_run_whose_updates_are_those_of_all_groups(groups, rate):
+    hyper = PPO(schedule="linear", learning_rate=1.0)
+    scale = ScaleConfig(engine="local", actors=1, rollout_length=8, groups=groups)
+    env = make_env("toy/Identity", 8, {})
+    config = replace(config_for(hyper, scale=scale), stop=StopConfig(updates=10))
+    trainer = hyper.trainer(make_spec(config, env.spec))
+    trainer._updates = 5
+    assert trainer._learning_rate() == rate

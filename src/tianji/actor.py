@@ -295,6 +295,9 @@ class Actor:
         episodes = rollout.episodes[np.isfinite(rollout.episodes["return"])]
         rollout.episode_table[: len(episodes)] = episodes
         rollout.head[EPISODES] = len(episodes)
+        for observation, array in floats.items():
+            if observation != "reward":  # the first one, which all that follows is made equal to
+                array[first][bad[observation][first]] = 0
         self._void(rollout, first)
         return Failure(f"{value} in its {name} (env {b}, row {t} of rollout {self._seq})")
 

@@ -88,6 +88,8 @@ class Spec:
     """how actors differ in exploring, of `Algorithm.explores`"""
     actor: int | None = None
     """which one a policy is for; None: for any, or for all"""
+    join: str = "none"
+    """how the learners of groups are joined"""
     learners: int = 1
     """learners of a group; each takes an equal share of every batch"""
     learner: int = 0

@@ -41,6 +41,9 @@ FREE_LEAD = 4
 SNAPSHOTS, EVALUATIONS = "snapshots", "evaluations"
 """newest-only conduits from the first learner to the actors, and to the evaluator"""
 
+MIXING = ("average", "gossip")
+"""values of relax.join by which groups exchange models"""
+
 MakeEnv = Callable[[int], Env]
 
 
@@ -73,7 +76,7 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
                 f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
                 f'would be without effect. Set relax.{key} = "{plain}".'
             )
-    spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore)
+    spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore, join=relax.join)
     config.algorithm.check(spec)
     return spec
 
@@ -89,6 +92,7 @@ def relax_of(config: Config, spec: Spec) -> Relaxation:
         actors=spec.actors,
         envs=spec.envs,
         groups=scale.groups,
+        learners=scale.learners,
     )
     given = dataclasses.asdict(own) | {"window": config.reuse.window}
     fields = {k: v for k, v in given.items() if v is not None and not k.endswith("_when")}
@@ -101,6 +105,24 @@ def relax_of(config: Config, spec: Spec) -> Relaxation:
                 f"relax.{key} = {fields[key]} is for an inference server, and there is none, so it "
                 f'would do nothing. Set relax.infer = "server", or leave relax.{key} out.'
             )
+    for key, value in dataclasses.asdict(config.join).items():
+        if value is not None and relax.join not in MIXING:
+            raise Refusal(
+                f"join.{key} = {value} is for models that groups exchange, and relax.join = "
+                f'"{relax.join}" exchanges none, so it would do nothing. Leave join.{key} out, or '
+                f"set scale.groups to 2 or more and relax.join to one of {', '.join(MIXING)}."
+            )
+    if relax.join == "hogwild" and scale.device != "cpu":
+        raise Refusal(
+            f'scale.device = "{scale.device}" cannot step parameters that workers share in memory '
+            f'(relax.join = "hogwild"). Set scale.device = "cpu", or scale.relax = "gala".'
+        )
+    if relax.join == "hogwild" and config.faults.nonfinite == "skip":
+        raise Refusal(
+            'faults.nonfinite = "skip" undoes an update, and relax.join = "hogwild" has no way to '
+            "undo what others already build on: all of them would go on from NaN. Set "
+            'faults.nonfinite = "rollback".'
+        )
     if own.publish_when and math.isfinite(relax.lead):
         raise Refusal(
             f'relax.publish_when = "{own.publish_when}" may leave actors without '
@@ -234,7 +256,7 @@ class Topology:
     @property
     def mixes(self) -> bool:
         """Do groups exchange models, rather than share one set of parameters or none?"""
-        return self.relax.join in ("average", "gossip")
+        return self.relax.join in MIXING
 
     @property
     def joined(self) -> Joined:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import tomllib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from tianji.algorithm import ALGORITHMS
 from tianji.config import shipped_configs
 from tianji.env import env_names
-from tianji.relax import PRESETS, Relaxation, Sizes, problem
+from tianji.relax import PRESETS, Sizes, problem, relaxation
 
 FAMILIES: tuple[tuple[str, str, str | None, str], ...] = (
     ("classic control", "CartPole-v1, Acrobot-v1, Pendulum-v1, MountainCar-v0", None, "gymnasium"),
@@ -28,7 +27,7 @@ FAMILIES: tuple[tuple[str, str, str | None, str], ...] = (
 def catalogue() -> dict[str, Any]:
     return {
         "algorithms": {name: _about(where) for name, where in sorted(ALGORITHMS.items())},
-        "presets": {name: _preset(preset) for name, preset in PRESETS.items()},
+        "presets": {name: _preset(name) for name in PRESETS},
         "configs": {path.stem: _config(path) for path in shipped_configs()},
         "envs": [
             {
@@ -67,18 +66,23 @@ def told(listed: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _preset(preset: Callable[[Sizes], Relaxation]) -> dict[str, Any]:
+def _preset(name: str) -> dict[str, Any]:
     """What a preset says of itself, its edges with processes, and which algorithms it is for."""
     sizes = {
         case: Sizes(on_policy=case == "on-policy", alone=False, actors=2, groups=2)
         for case in ("on-policy", "replay")
     }
-    alone = {size: replace(size, groups=1) for size in sizes.values()}
+    refused = {
+        (case, groups): problem(relaxation(name, theirs, {}), theirs) is not None
+        for case, size in sizes.items()
+        for groups in (1, 2)
+        for theirs in (replace(size, groups=groups),)
+    }
     return {
-        "about": " ".join((preset.__doc__ or "").split()),
-        "edges": preset(sizes["on-policy"]).edges,
-        "for": [case for case, size in sizes.items() if problem(preset(size), size) is None],
-        "groups": all(problem(preset(size), size) is not None for size in alone.values()),
+        "about": " ".join((PRESETS[name].__doc__ or "").split()),
+        "edges": PRESETS[name](sizes["on-policy"]).edges,
+        "for": [case for case in sizes if not refused[case, 2]],
+        "groups": all(refused[case, 1] for case in sizes),
     }
 
 

@@ -169,8 +169,8 @@ class CheckpointConfig:
 
     every: Whole = 0
     """updates between checkpoints; 0: by `seconds` alone"""
-    seconds: Positive | None = 120.0
-    """seconds between checkpoints, at most; one is always made at the end"""
+    seconds: Annotated[float, Bound(0, above=True, infinite=True)] = 120.0
+    """seconds between checkpoints, at most; inf: none but by `every`; the end always makes one"""
     keep: Count = 3
     """how many of the last ones to keep, beside the best"""
     store: Literal["auto", "always", "never"] = "auto"
@@ -383,6 +383,15 @@ def _check(config: Config, available: int) -> None:
             f"scale.cores = {config.scale.cores} exceeds the {available} cores that this process "
             f"may use; threads that share a core slow each other 3 to 18 times. Set scale.cores "
             f"to {available} or less."
+        )
+    scale = config.scale
+    threads = scale.cores * scale.learners * scale.groups
+    if scale.cores > 1 and threads > available:
+        raise Refusal(
+            f"scale.cores = {scale.cores} for each of {scale.learners * scale.groups} learners "
+            f"makes {threads} threads, and this process may use {available} cores; threads that "
+            f"share a core slow each other 3 to 18 times. Set scale.cores = 1, or scale.learners "
+            f"or scale.groups lower."
         )
     for key in ("learners", "groups"):
         count = getattr(config.scale, key)

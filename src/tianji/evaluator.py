@@ -99,13 +99,15 @@ class Evaluator:
         self._seed = seed
         self._params = Params(policy.shapes)
         self._running: Evaluation | None = None
+        self._again = False
+        """has the evaluation of this version not ended? Then it is begun anew where it must be"""
 
     def step(self) -> Did:
         if self._running is None:
             newest = self._snapshots.probe(self.version, self._params.flat)
-            if newest == self.version:
+            if newest == self.version and not self._again:
                 return NO_VERSION
-            self.version = newest
+            self.version, self._again = newest, True
             self._policy.load(self._params)
         try:
             return self._evaluate()
@@ -125,7 +127,7 @@ class Evaluator:
         result = self._running.step()
         if result is None:
             return EVALUATE
-        self.result, self._running = result, None
+        self.result, self._running, self._again = result, None, False
         return EVALUATED
 
     def state(self) -> State:

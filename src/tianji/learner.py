@@ -88,6 +88,8 @@ class Learner:
         """have the networks been mixed since the other learners last took them over?"""
         self._unpublished = False
         """is a version to be sent, once it is mixed or need not wait for it?"""
+        self._waits = False
+        """does it wait for another group?"""
         self._owed = 0
         """pieces that were given back and not asked for anew"""
         self._counts = Counts()
@@ -133,6 +135,12 @@ class Learner:
     def alone(self) -> bool:
         """Has it no team?"""
         return self._team.size == 1
+
+    @property
+    def can_rest(self) -> bool:
+        """Would nobody wait for it in the middle of an update? One of a team must first `agree`,
+        unless it waits for another group: then nobody of the team has a batch."""
+        return self.between_batches and (self.alone or self._waits)
 
     @property
     def leads(self) -> bool:
@@ -247,6 +255,7 @@ class Learner:
         no batch is asked for, so that nobody of its team can begin the next one."""
         assert self._mixer is not None
         did = self._mixer.step(self.version)
+        self._waits = did is NO_MODEL
         if did is not NO_MODEL:
             self._mixed |= did is MIX
             self._go_on()

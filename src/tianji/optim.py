@@ -136,6 +136,7 @@ class Optimizer:
         return bool(torch.isfinite(self.flat.data.sum()))
 
     def state(self) -> State:
+        self.refresh()
         moments = {"m": self._m, "v": self._v, "steps": self._steps}
         return {
             "parameters": self.flat.copies(),

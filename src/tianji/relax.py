@@ -94,6 +94,8 @@ class Sizes:
     envs: int = 1
     """of one actor"""
     groups: int = 1
+    learners: int = 1
+    """of one group"""
 
 
 def sync(sizes: Sizes) -> Relaxation:
@@ -216,6 +218,12 @@ def _placement(relax: Relaxation, sizes: Sizes) -> str | None:
             'relax.hosts = "worker" puts each group into a process of its own, and engine serial '
             'has one for all, so nothing would run beside anything. Set scale.engine = "local", or '
             'scale.relax = "sync".'
+        )
+    if relax.hosts == "worker" and sizes.learners > 1:
+        return (
+            f'relax.hosts = "worker" puts the learner of a group beside its actors, and '
+            f"scale.learners = {sizes.learners} in one process would wait for each other for ever. "
+            f"Set scale.learners = 1, and scale.groups to as many as there are to be."
         )
     if relax.hosts == "worker" and relax.infer == "server":
         return (

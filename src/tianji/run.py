@@ -277,12 +277,14 @@ class _Run:
         self._recorder.load_state(run["recorder"])
         self._evaluated = run["evaluated"]
         topology = self._engine.topology
+        groups = [of_group(parts, group) for group in range(topology.spec.groups)]
+        actors = [state for each in groups for state in each["run"]["actors"]]
         why = []
-        if "store" not in parts:
+        if any("store" not in each for each in groups):
             why.append("store not saved")
-        elif not has_store(parts, topology):
+        elif not all(has_store(each, topology) for each in groups):
             why.append("store of another size")
-        if why or any("env" not in state for state in run["actors"]):
+        if why or any("env" not in state for state in actors):
             why.append("envs reset")
         end = [topology.spec.updates, topology.spec.steps]
         if run["end"] != end and getattr(self._config.algorithm, "uses_end", False):
@@ -309,20 +311,24 @@ class _Run:
         return result
 
     def _start(self) -> None:
-        """Start all roles; one that dies meanwhile is a reason to try again."""
+        try:
+            self._start_roles()
+        except Refusal:
+            self.refused = self._resumed is None
+            raise
+        if self._resumed is not None:
+            rewrite_config(self._folder, self._config)
+
+    def _start_roles(self) -> None:
+        """One that dies meanwhile is a reason to try again."""
         while True:
             try:
                 self._engine.start(self._folder)
-                break
+                return
             except HostFailed as error:
                 self._spend_recovery(error)
                 self._recorder.fault(error.fault.then("started anew"))
                 self._engine = self._engines.make()
-            except Refusal:
-                self.refused = self._resumed is None
-                raise
-        if self._resumed is not None:
-            rewrite_config(self._folder, self._config)
 
     def _begin(self) -> None:
         self._engine.begin(self._restored)
@@ -352,13 +358,15 @@ class _Run:
         parts, source = None, "where the learner was"
         if fault.role != "learner":
             parts = self._engine.rescue(RESCUE)
-            for event in self._engine.heard():
-                self._note(event)
+        for event in self._engine.heard():
+            self._note(event)
+        if isinstance(error, NonFinite):
+            save_batch(self._folder / NONFINITE, error.batch)
         if parts is None:
             parts, source = self._newest_checkpoint()
         counts = self._engine.counts()
         self._engine = self._engines.make()
-        self._engine.start(self._folder)
+        self._start_roles()
         if parts is None:
             parts = self._engine.parts(-1)
         on_policy, lost = self._config.algorithm.on_policy, 0

@@ -25,10 +25,12 @@ MOST_FRAMES = 3000
 """frames of a video, at most"""
 
 
-def arrivals(run: str | Path) -> Array:
-    """Every rollout that reached a run's buffer, in order: ARRIVAL records. Only runs whose order
-    is not fixed keep them."""
-    path = find_run(run) / ARRIVALS
+def arrivals(run: str | Path, group: int = 0) -> Array:
+    """Every rollout that reached the buffer of a run, or of one of its groups, in order: ARRIVAL
+    records. Only runs whose order is not fixed keep them."""
+    folder = find_run(run)
+    several = (folder / f"g0.{ARRIVALS}").exists()
+    path = folder / (f"g{group}.{ARRIVALS}" if several or group else ARRIVALS)
     return np.fromfile(path, ARRIVAL) if path.exists() else np.empty(0, ARRIVAL)
 
 

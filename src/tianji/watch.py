@@ -78,7 +78,7 @@ class Watch:
         self._stop_name = config.stop.when
         self._evaluate = _trigger(config.eval.every, config.eval.when)
         self._save = _trigger(config.checkpoint.every, config.checkpoint.when)
-        self._save_seconds = config.checkpoint.seconds or math.inf
+        self._save_seconds = config.checkpoint.seconds
         self._saved = elapsed
 
     @property

@@ -7,7 +7,7 @@ from tianji.config import shipped_configs
 
 QUICK = {
     "ppo_cartpole", "dqn_cartpole", "ppo_acrobot", "ppo_pendulum",
-    "seed_cartpole", "reverb_cartpole",
+    "seed_cartpole", "reverb_cartpole", "a3c_cartpole", "groups_cartpole",
 }  # fmt: skip
 """configs that need seconds; the others take minutes"""
 

@@ -1,8 +1,10 @@
 """Envs, algorithms and stores that go wrong when and where they are told to; configs name this
 module in env.imports, so that hosts know them, too."""
 
+import contextlib
 import os
 import signal
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from tianji.algorithm import register_algorithm
 from tianji.algorithms import dqn, ppo
 from tianji.env import register_env
 from tianji.envs.toy import Identity
+from tianji.trigger import register_trigger
 
 
 def role():
@@ -65,6 +68,23 @@ class Fault(Identity):
                 os.kill(os.getpid(), signal.SIGSEGV)
 
 
+@register_env("test/Hungry")
+class Hungry(Identity):
+    """In its step 40, the second actor takes all memory that there is: once, as a file says."""
+
+    def __init__(self, num_envs, marker):
+        super().__init__(num_envs)
+        self._marker, self._steps, self._eaten = Path(marker), 0, []
+
+    def step(self, action):
+        self._steps += 1
+        if self._steps == 40 and role() == "actor-1" and not self._marker.exists():
+            self._marker.touch()
+            while True:
+                self._eaten.append(bytearray(b"x") * (1 << 24))
+        return super().step(action)
+
+
 class _Trainer:
     """A trainer that sleeps in every update, or raises in one."""
 
@@ -72,6 +92,8 @@ class _Trainer:
         if hyper.raise_at == 0:
             raise OSError("no licence")
         super().__init__(hyper, spec)
+        if hyper.begins_apart and spec.group:
+            self.load_networks({name: array + 1 for name, array in self.networks().items()})
         self._finished = 0
 
     def finish(self):
@@ -81,8 +103,16 @@ class _Trainer:
             raise ZeroDivisionError("the trainer broke")
         time.sleep(self._hyper.sleep)
         about = {"threads": torch.get_num_threads(), "cores": len(os.sched_getaffinity(0))}
-        nan = {"loss": float("nan")} if self._finished == self._hyper.nan_at else {}
-        return super().finish() | about | nan
+        at, last = self._hyper.nan_at, self._hyper.nan_at + self._hyper.nan_times
+        before = {name: array.copy() for name, array in self.networks().items()}
+        metrics = super().finish() | about
+        if self._updates > self._hyper.learns:
+            self.load_networks(before)
+        if at <= self._finished < last:
+            metrics["loss"] = float("nan")
+            for array in self.networks().values():
+                array[...] = np.nan
+        return metrics
 
 
 class _PPOTrainer(_Trainer, ppo.Trainer):
@@ -116,7 +146,13 @@ class PPO(ppo.PPO):
     raise_at: int = -1
     """the update that raises; 0: making the trainer does"""
     nan_at: int = -1
-    """the update whose loss is NaN"""
+    """the update whose loss and networks are NaN"""
+    nan_times: int = 1
+    """updates in a row that are"""
+    learns: int = 1_000_000
+    """updates of a learner after which it changes nothing any more"""
+    begins_apart: bool = False
+    """each group but the first begins with other weights"""
     store_breaks: bool = False
     """serving a batch raises"""
 
@@ -138,7 +174,29 @@ class DQN(dqn.DQN):
     raise_at: int = -1
     """the update that raises; 0: making the trainer does"""
     nan_at: int = -1
-    """the update whose loss is NaN"""
+    """the update whose loss and networks are NaN"""
+    nan_times: int = 1
+    """updates in a row that are"""
+    learns: int = 1_000_000
+    """updates of a learner after which it changes nothing any more"""
+    begins_apart: bool = False
+    """each group but the first begins with other weights"""
 
     def trainer(self, spec):
         return _DQNTrainer(self, spec)
+
+
+RECORD = struct.Struct("<qqd")
+"""updates, steps received, seconds since the epoch"""
+
+
+@register_trigger("told")
+def told(earlier, now):
+    """Due once there is a file `end` in the run's folder. The learner, where it is asked after each
+    update, also leaves a record of it."""
+    if role() != "learner":
+        return False
+    folder = Path(os.readlink("/proc/self/fd/1")).parents[1]
+    with contextlib.suppress(OSError), (folder / "progress").open("ab", buffering=0) as file:
+        file.write(RECORD.pack(now.updates, now.steps, time.time()))
+    return (folder / "end").exists()

@@ -6,9 +6,13 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+
+import tomli_w
 
 import tianji
 
@@ -110,6 +114,26 @@ def beside(act):
     assert not thread.is_alive()
     if found:
         raise found[0]
+
+
+@contextlib.contextmanager
+def launched(config, tmp_path, *overrides):
+    """A `tianji train` in a process group of its own, and its hosts, once it has made updates."""
+    path = tmp_path / "config.toml"
+    path.write_text(tomli_w.dumps(config))
+    paths = [str(Path(__file__).parent), *sys.path]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tianji", "train", str(path), *overrides, "--runs", str(tmp_path),
+         "--name", "run", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    try:
+        yield process, hosts_of(tmp_path / "run")
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=30)
 
 
 def marked(mark):

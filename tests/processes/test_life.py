@@ -1,11 +1,8 @@
 """How runs with processes end, well or badly: told truthfully, and nothing of them is left."""
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -21,6 +18,7 @@ from local_runs import (
     beside,
     fault,
     hosts_of,
+    launched,
     learnt,
     marked,
     parent,
@@ -221,26 +219,6 @@ def test_the_death_of_a_process_is_told_soon(role, tmp_path):
     assert time.monotonic() - killed[0] < NOTICED
     assert written(tmp_path / "run")["status"] == "failed"
     assert tianji.load(tmp_path / "run").version >= 5
-
-
-@contextlib.contextmanager
-def launched(config, tmp_path, *overrides):
-    """A `tianji train` in a process group of its own, and its hosts, once it has made updates."""
-    path = tmp_path / "config.toml"
-    path.write_text(tomli_w.dumps(config))
-    paths = [str(Path(__file__).parent), *sys.path]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tianji", "train", str(path), *overrides, "--runs", str(tmp_path),
-         "--name", "run", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    )  # fmt: skip
-    try:
-        yield process, hosts_of(tmp_path / "run")
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate(timeout=30)
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, mark):

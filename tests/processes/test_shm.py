@@ -229,6 +229,60 @@ class ReclaimsNothing(Broken):
         return inbox
 
 
+class ForgetsGrants(Broken):
+    """Does not grant to a new sender what the dead one had been granted."""
+
+    def replace(self, table, fds):
+        for (_, side), end in self._ends.items():
+            if side == "receive":
+                end._send = lambda index, tag: None
+        super().replace(table, fds)
+        for (_, side), end in self._ends.items():
+            if side == "receive":
+                del end._send
+
+
+class ForgetsPushes(Broken):
+    """Throws away what a dead sender had pushed, and grants it again."""
+
+    def replace(self, table, fds):
+        for (_, side), end in self._ends.items():
+            if side == "receive":
+                end.drain()
+                while end._pushed:
+                    slot = end._pushed.pop()
+                    end._granted.appendleft((slot.index, slot.tag))
+        super().replace(table, fds)
+
+
+class ReclaimsBackwards(Broken):
+    """Puts slots that were reclaimed behind the free ones, the last one first."""
+
+    def inbox(self, channel):
+        inbox = super().inbox(channel)
+        if self.between:
+            reclaim = inbox.reclaim
+
+            def backwards():
+                tags = reclaim()
+                inbox._free.reverse()
+                return tags
+
+            inbox.reclaim = backwards
+        return inbox
+
+
+class KeepsOldGrants(Broken):
+    """A sender goes on with what a dead receiver granted."""
+
+    def replace(self, table, fds):
+        kept = {name: list(end._granted) for (name, side), end in self._ends.items()
+                if side == "send"}  # fmt: skip
+        super().replace(table, fds)
+        for name, granted in kept.items():
+            self._ends[name, "send"]._granted.extend(granted)
+
+
 FLAWS = {
     EarlyRelease: (10.0, "receiver: a slot was granted that is still in use"),
     InTurn: (10.0, "receiver: an item changed while the receiver held it|lost, doubled or moved"),
@@ -239,6 +293,13 @@ FLAWS = {
     NeverGone: (20.0, "sender: the receiver was killed and push did not raise Gone"),
     Hoarder: (2.0, "its inbox did not say so|not finished within 2 seconds: the receiver"),
     ReclaimsNothing: (10.0, r"receiver: grants .* were never pushed, and reclaim\(\) gave \[\]"),
+    ForgetsGrants: (
+        6.0,
+        "its send ends were killed and renewed: an item, a grant or a slot was lost",
+    ),
+    ForgetsPushes: (20.0, "pushed by a sender that is dead, and is granted once more|outlive"),
+    ReclaimsBackwards: (20.0, "slots that are granted again must come in the same order"),
+    KeepsOldGrants: (20.0, "a grant of a dead receiver was offered|dead receiver had granted came"),
 }
 
 

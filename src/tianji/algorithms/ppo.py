@@ -111,6 +111,13 @@ class PPO:
                 "with relax.send_when a rollout that is sent early looks like an episode's end, so "
                 "the scale would be wrong. Set normalise_reward = false, or leave send_when out."
             )
+        if spec.join == "hogwild" and (self.normalise_observation or self.normalise_reward):
+            raise Refusal(
+                'relax.join = "hogwild" shares parameters, not what normalises their inputs: '
+                "workers would step one network by differently scaled inputs. Set "
+                "algorithm.normalise_observation and normalise_reward to false, or scale.relax = "
+                '"gala".'
+            )
         if self.schedule == "linear" and spec.updates is None and spec.steps is None:
             raise Refusal(
                 'algorithm.schedule = "linear" without an end never moves. Set stop.steps or '
@@ -381,7 +388,7 @@ class Trainer:
         hyper, spec = self._hyper, self._spec
         if hyper.schedule == "constant":
             return hyper.learning_rate
-        done = self._updates / spec.updates if spec.updates else 0.0
+        done = self._updates * spec.groups / spec.updates if spec.updates else 0.0
         # A run's steps are those of all groups.
         done = max(done, self._steps * spec.groups / spec.steps if spec.steps else 0.0)
         return hyper.learning_rate * max(0.0, 1.0 - done)

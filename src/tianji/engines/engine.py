@@ -14,7 +14,7 @@ from tianji.errors import Failure
 from tianji.fault import Fault
 from tianji.role import State
 from tianji.tally import Tally
-from tianji.types import Array, Report
+from tianji.types import PRODUCED, Array, Report
 from tianji.watch import Due
 
 
@@ -258,6 +258,11 @@ def advance(parts: dict[str, State], counts: Mapping[str, int], on_policy: bool)
         parts.pop("store", None)
         return lost
     store = parts["store"]
+    first = next(name for name in store if name.endswith("rollouts-0"))
+    head = store[first]["head"].copy()
+    for slot, _ in buffer["lanes"][0]["pushed"]:  # the buffer has yet to read how far this was
+        head[slot, PRODUCED] += missing
+    store[first] = store[first] | {"head": head}
     for name in [name for name in store if "counts" in store[name]]:  # batches on their way
         told = store[name]["counts"].copy()
         least = [counts[count] for count in ("produced", "received", "filtered")]

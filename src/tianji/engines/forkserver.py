@@ -30,8 +30,9 @@ def leave_signals_to_launcher() -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, heard)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, heard)
 
 
 def main(fd: int, parent: int) -> None:
@@ -75,4 +76,4 @@ def main(fd: int, parent: int) -> None:
             poll.register(pidfd, select.POLLIN)
             for theirs in message.fds:
                 os.close(theirs)
-            wire.send(line, "forked", {"pid": pid, "role": message.content["role"]})
+            wire.send(line, "forked", {"pid": pid, "role": message.content["role"]}, [pidfd])

@@ -147,38 +147,47 @@ class Host:
         self._settling = self._stopping = False
         self._told = self._told_updates = time.perf_counter()
         self._going = self._loaded = self._simulated = self._disk_said = False
+        self._shown = -1
+        """the version that the launcher had shown to the evaluator last"""
         self._arrivals = Appender(self._folder / f"{request['prefix']}{ARRIVALS}")
         first = "" if self._learner is None else sha256(self._learner.networks())
         wire.send(line, "ready", {"role": self._name, "sha256": first})
 
     def run(self) -> None:
-        board, place = self._board, self._place
-        beats = 0
         try:
-            while not self._stopping:
-                if self._resting or board[place] > self._heard:
-                    self._listen()
-                    continue
-                did = self._driver.step()
-                beats += 1
-                board[place + BEAT] = beats
-                if did is UPDATE:
-                    self._after_update()
-                elif did is SIMULATE:
-                    self._after_simulation()
-                elif did is EVALUATED:
-                    self._after_evaluation()
-                elif did is actor.REBUILD or did is evaluator.REBUILD:
-                    self._after_rebuild()
-                if self._settling and self._settled():
-                    self._rest("settled")
-                if self._driver.now - self._told > TELL:
-                    self._tell(did)
-                    self._driver.spent("tell")
+            self._run()
+        except Exception:
+            if self._tally.last is not None:  # updates that were made before it
+                self._tell_updates(None, False, False)
+            raise
         finally:
             for role in self._roles.values():
                 role.close()
         self._transport.close()
+
+    def _run(self) -> None:
+        board, place = self._board, self._place
+        beats = 0
+        while not self._stopping:
+            if self._resting or board[place] > self._heard:
+                self._listen()
+                continue
+            did = self._driver.step()
+            beats += 1
+            board[place + BEAT] = beats
+            if did is UPDATE:
+                self._after_update()
+            elif did is SIMULATE:
+                self._after_simulation()
+            elif did is EVALUATED:
+                self._after_evaluation()
+            elif did is actor.REBUILD or did is evaluator.REBUILD:
+                self._after_rebuild()
+            if self._settling and self._settled():
+                self._rest("settled", {})
+            if self._driver.now - self._told > TELL:
+                self._tell(did)
+                self._driver.spent("tell")
 
     def _listen(self) -> None:
         """Hear the launcher; at rest, wait for it."""
@@ -198,11 +207,9 @@ class Host:
                 if self._resting:
                     self._say("settled", {})
             case "pause":
-                self._rest("paused")
+                self._rest("paused", content)
             case "show":
-                assert self._learner is not None
-                self._say("shown", {"version": self._learner.version})
-                self._learner.show_evaluator()
+                self._show()
             case "state":
                 self._say("state", self._state())
             case "renew":
@@ -213,6 +220,14 @@ class Host:
             case "stop":
                 self._stopping = True
         self._driver.spent("wait_checkpoint" if self._resting else "tell")
+
+    def _show(self) -> None:
+        """Let the evaluator play; a version that it has seen, it would not play again."""
+        assert self._learner is not None
+        if self._learner.version > self._shown:
+            self._shown = self._learner.version
+            self._say("shown", {"version": self._shown})
+            self._learner.show_evaluator()
 
     def _load(self, states: State) -> None:
         for name, state in states["roles"].items():
@@ -248,15 +263,13 @@ class Host:
         self._going = True
         self._resting = self._settling = False
 
-    def _rest(self, word: str) -> None:
+    def _rest(self, word: str, content: State) -> None:
         self._resting, self._settling = True, False
         self._tell(Did(waits="checkpoint"))
-        self._say(word, {})
+        self._say(word, content)
 
     def _settled(self) -> bool:
-        """Several learners agree after an update; one alone can rest whenever it has no batch."""
-        learner = self._learner
-        return learner is None or (learner.alone and learner.between_batches)
+        return self._learner is None or self._learner.can_rest
 
     def _after_simulation(self) -> None:
         role = self._actor
@@ -281,8 +294,7 @@ class Host:
         assert learner is not None
         assert learner.report is not None
         if not learner.leads:
-            if learner.agree(False):
-                self._rest("paused")
+            self._resting = learner.agree(False)  # and says so when the launcher asks
             return
         due = Due() if watch is None else watch.note(learner.report)
         self._tally.add(learner.report)
@@ -294,11 +306,9 @@ class Host:
             learner.show_evaluator()
         if not due and self._driver.now - self._told_updates > TELL_UPDATES:
             self._tell_updates(None, False, False)
-        ends = due.stop is not None or due.save
-        if learner.agree(ends or (self._settling and not learner.alone)) and (
-            ends or not learner.alone
-        ):
-            self._rest("settled")
+        told_to = self._settling and not learner.alone
+        if learner.agree(due.stop is not None or due.save or told_to):
+            self._rest("settled", {})
         self._driver.spent("tell")
 
     def _tell_updates(self, stop: str | None, save: bool, evaluate: bool) -> None:

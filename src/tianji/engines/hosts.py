@@ -199,16 +199,15 @@ class Hosts:
             host.beat = time.monotonic(), -1
 
     def end(self, host: Host, cause: str) -> None:
-        """Kill a host that hangs, once it has written its stack down."""
-        path = self._log(host.role)
+        """Kill a host that hangs, once it has written its stack down, if it can."""
+        path, stack = self._log(host.role), ""
         with contextlib.suppress(OSError):
             before = path.stat().st_size
             signal.pidfd_send_signal(host.pidfd, signal.SIGUSR2)
             time.sleep(DUMP)
             stack = path.read_bytes()[before:].decode(errors="replace")
-            host.told = self._fault(host, cause, stack)
-        if host.told is None:
-            host.told = self._fault(host, cause)
+        where = f"its stack is in {path}" if stack else "it could not say where: it is stopped"
+        host.told = self._fault(host, f"{cause}; {where}", stack)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
 
@@ -296,7 +295,7 @@ class Hosts:
         if message.kind == "forked":
             host = self.by_role[content["role"]]
             host.pid = content["pid"]
-            host.pidfd = os.pidfd_open(host.pid)
+            (host.pidfd,) = message.fds  # not opened here: it may have ended, and be gone, by now
             self._epoll.register(host.pidfd, select.EPOLLIN)
         else:
             for host in self.by_role.values():

@@ -35,7 +35,7 @@ from tianji.plan import placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
-from tianji.types import EPISODE
+from tianji.types import EPISODE, PRODUCED, SEQ
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -55,6 +55,9 @@ BACKOFF = 0.25
 
 REPLACED = ("actor", "evaluator")
 """kinds of hosts that can be begun anew while all others go on"""
+
+ENVS = (*REPLACED, "worker")
+"""kinds of hosts that step envs"""
 
 OTHER = {"send": "receive", "receive": "send"}
 """the other end of a channel"""
@@ -77,6 +80,8 @@ class LocalEngine:
         self._going = self._settling = self._stopped = False
         self._rests: dict[int, float] = {}
         """since when the first learner of a group rests, by the clock"""
+        self._goes = 0
+        """how often all were told to go on"""
         self._died: list[Died] = []
         self._restarts = {
             kind: Budget(config.faults.restarts, config.faults.window) for kind in REPLACED
@@ -121,7 +126,10 @@ class LocalEngine:
 
     @property
     def stuck(self) -> bool:
-        return not self.settled and self._rest_s > PAUSE
+        """A group whose learner does not come to rest holds the others up for the grace time."""
+        first = min(self._rests.values(), default=math.inf)
+        late = time.monotonic() - first > self._config.faults.grace
+        return not self.settled and (self._rest_s > PAUSE or late)
 
     @property
     def _rest_s(self) -> float:
@@ -137,8 +145,8 @@ class LocalEngine:
         names = [name for group in self._groups for name in group.hosts]
         placed = placements(names, mine, scale.cores, scale.pin)
         self._placed = {placement.role: placement for placement in placed}
-        self._hosts = Hosts(self._server, folder, len(placed))
         self._teams = folder / "logs" / f"team-{time.monotonic_ns()}"
+        self._hosts = Hosts(self._server, folder, len(placed))
         for group in self._groups:
             for name in group.hosts:
                 self._fork(group, name)
@@ -156,6 +164,9 @@ class LocalEngine:
             elapsed = recorded["elapsed"]
             for group in self._groups:
                 self._load(group, of_group(parts, group.spec.group), recorded)
+            if self.topology.shared is not None:
+                # Once the first group's learner answers, it has laid out what others go on from.
+                self._ask([h for h in self._leaders() if h.group == 0], ANSWER)
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -204,7 +215,7 @@ class LocalEngine:
         self._wait_for(leaders, seconds)
         for host in (*leaders, *others):  # in the middle of a batch that will not be whole
             if not host.resting:
-                self._send(host.role, "pause", {})
+                self._send(host.role, "pause", {"goes": self._goes})
         self._wait_for(leaders, PAUSE)
         if not all(host.resting and host.alive for host in leaders):
             return None
@@ -251,6 +262,8 @@ class LocalEngine:
         if self._hosts is not None:
             self._hosts.close()
             self._hosts = None
+            for path in self._teams.parent.glob(f"{self._teams.name}-*"):  # of those that died
+                path.unlink(missing_ok=True)
         self._closing.close()
 
     def kill(self) -> None:
@@ -309,9 +322,11 @@ class LocalEngine:
         """All learners must begin with the same weights, or their mean would be no model at all."""
         learners = {h.role: h.first for h in self._all() if h.first}
         if len(set(learners.values())) > 1:
-            raise Failure(
-                f"learners begin with different weights ({learners}), so that averaging them would "
-                f"mean nothing. Draw all of them from generator(spec.seed, 'init')."
+            told = ", ".join(f"{role} {sha256[:8]}" for role, sha256 in learners.items())
+            raise Refusal(
+                f"learners begin with different weights ({told}), so that averaging them would "
+                f"mean nothing. Let the algorithm draw them from generator(spec.seed, 'init'), "
+                f"which is the same for all."
             )
 
     def _load(self, group: Topology, parts: Mapping[str, State], recorded: State) -> None:
@@ -333,7 +348,7 @@ class LocalEngine:
     def _go(self, elapsed: float) -> None:
         self._settling = False
         self._rests.clear()
-        # The first group's learner lays out parameters that others share, so it goes first.
+        self._goes += 1
         for host in self._all():
             if host.role not in self._due:
                 host.resting = False
@@ -375,7 +390,8 @@ class LocalEngine:
             case "settled":
                 self._note_rest(host)
             case "paused":
-                host.resting = True
+                if content["goes"] == self._goes:  # else it was told to go on meanwhile
+                    host.resting = True
             case "state":
                 host.answer = content
             case "renewed":
@@ -394,7 +410,7 @@ class LocalEngine:
         self._rests.setdefault(host.group, time.monotonic())
         for other in self._loop_hosts():
             if other.group == host.group and not other.leads and not other.resting:
-                self._send(other.role, "pause", {})
+                self._send(other.role, "pause", {"goes": self._goes})
 
     def _note_status(self, host: Host, status: State) -> None:
         host.status = status
@@ -461,7 +477,7 @@ class LocalEngine:
             self._events.append(Updated(Tally(), Due(stop=f"seconds >= {limit:g}")))
 
     def _look_for_hangs(self) -> None:
-        """An actor or an evaluator that does not go on is ended, and then begun anew."""
+        """A host whose env does not go on is ended, and then begun anew."""
         assert self._hosts is not None
         if (now := time.monotonic()) < self._look_due:
             return
@@ -469,13 +485,9 @@ class LocalEngine:
         if late:  # this process was stopped, and the hosts perhaps with it
             self._hosts.forgive()
         for host, seconds in self._hosts.hanging(self._config.faults.hang):
-            if host.kind in REPLACED:
-                where = f"{self._folder / 'logs' / host.role}.log"
-                self._hosts.end(
-                    host,
-                    f"it hangs: no step ended for {seconds:.1f} s (faults.hang); its stack is in "
-                    f"{where}",
-                )
+            if host.kind in ENVS:
+                words = f"it hangs: no step ended for {seconds:.1f} s (faults.hang)"
+                self._hosts.end(host, words)
 
     def _answer_deaths(self) -> None:
         """Begin anew what can be; else the run cannot go on as it is: the root cause is told."""
@@ -614,11 +626,9 @@ class LocalEngine:
         gathered = []
         for group in self._groups:
             roles: dict[str, State] = {}
-            for name, within in group.hosts.items():
-                if name in answers:
-                    roles |= answers[name]["roles"]
-                elif within != ["evaluator"]:
-                    roles[within[0]] = self._stand_in(self._hosts.by_role[name], within[0])
+            for name in group.hosts:
+                roles |= answers.get(name, {"roles": {}})["roles"]
+            self._stand_in_for_dead(group, roles)
             policy = answers[group.leader]["policy"]
             if group.relax.hosts == "worker":  # its rollouts are its own
                 parts = gather(group, {}, roles, policy, -1)
@@ -628,6 +638,28 @@ class LocalEngine:
             parts["run"]["at"] = 0
             gathered.append(parts)
         return join_groups(gathered)
+
+    def _stand_in_for_dead(self, group: Topology, roles: dict[str, State]) -> None:
+        """Say what can be said of roles that do not answer; where the buffer has, it knows how far
+        their actors were."""
+        assert self._hosts is not None
+        buffer = roles.get("buffer")
+        for name, within in group.hosts.items():
+            if within == ["evaluator"] or within[0] in roles:
+                continue
+            (role,) = within
+            if role.startswith("learner"):  # it has learnt what the first one has
+                roles[role] = roles["learner"] | {"mixer": None}
+                continue
+            state = self._stand_in(self._hosts.by_role[name], role)
+            if role.startswith("actor") and buffer is not None:
+                i = int(role.partition("-")[2])
+                state |= {"produced": buffer["produced"][i], "seq": buffer["seqs"][i]}
+                if pushed := buffer["lanes"][i]["pushed"]:  # and not received yet
+                    memory = self._transport.memory(group.lanes[i])
+                    head = memory["head"][pushed[-1][0]]
+                    state |= {"produced": int(head[PRODUCED]), "seq": int(head[SEQ]) + 1}
+            roles[role] = state
 
     def _stand_in(self, host: Host, role: str) -> State:
         """What can be said of a role whose process is dead, for a checkpoint without its data."""

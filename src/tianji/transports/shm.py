@@ -562,20 +562,22 @@ class Shm(Transport):
     def replace(self, table: Mapping[str, _Files], fds: Sequence[int]) -> None:
         """Go on with these pipes, packed after `renew`, at this side of each channel."""
         for name, places in table.items():
-            files = self._files[name]
+            files, old = self._files[name], []
             for kind, place in places.items():
                 if kind == "memory":
                     os.close(fds[place])
                     continue
-                if (old := files.get(kind)) is not None:
-                    self._forget(old)
-                    os.close(old)
+                if kind in files:
+                    old.append(files[kind])
                 files[kind] = fds[place]
             for side in ("send", "receive"):
                 if (end := self._ends.get((name, side))) is not None:
                     wakes = end.renew(files)
                     self._drains[wakes] = end.drain
                     self._epoll.register(wakes, select.EPOLLIN)
+            for fd in old:  # only now: the dead one's last pushes were read from there
+                self._forget(fd)
+                os.close(fd)
 
     def also(self, fd: int) -> None:
         """Let `wait` end when there is something to read here, too."""
