@@ -307,7 +307,7 @@ def groups() -> str:
             waits = ", `join.patience = 0`" if point["waits"] else ""
             rows.append(
                 f"| {point['groups']}, {name.upper()}{waits} | {' | '.join(cells)} "
-                f"| {middle['wait_group']:.1%} |"
+                f"| {100 * middle['wait_group']:.1f} % |"
             )
     told = (
         f"Medians of {results['rounds']} runs each of {results['seconds']:g} s, in turn, with 95 % "
@@ -327,16 +327,19 @@ def supervision() -> str:
         loop, (low, high) = case["loop"], case["loop"]["interval"]
         rows.append(
             f"| {name} | {loop['step_ns']['without'] / 1000:,.0f} µs "
-            f"| {case['events_ns']:.0f} ns | **{case['share']:.2%}** "
+            f"| {case['events_ns']:.0f} ns | **{100 * case['share']:.2g} %** "
             f"| {loop['ratio']:.3f} [{low:.3f}, {high:.3f}] |"
         )
     beat, step = (results["events"][name]["ns"] for name in ("beat", "step"))
     looks = results["launcher"]
+    runs = results["cases"]["CartPole, 8 envs"]["runs"]["actor_ns"]
+    low, high = runs["interval"]
     told = (
-        f"A beat takes {beat:.0f} ns, and each step of the envs has two and a few; noting the step "
-        f"of the envs takes {step:.0f} ns. The launcher's look at {looks['hosts']} hosts takes "
-        f"{looks['look_us']:.1f} µs, {looks['looks_per_s']:g} times a second. "
-        f"{_machine(results)}, {_loaded(results)}."
+        f"A beat takes {beat:.0f} ns, and a step of the envs has a little more than two; noting it "
+        f"takes {step:.0f} ns. The launcher's look at {looks['hosts']} hosts takes "
+        f"{looks['look_us']:.1f} µs, {looks['looks_per_s']:g} times a second. Of whole runs, in "
+        f"turn, the actor's time for a step with supervision is {runs['ratio']:.2f} [{low:.2f}, "
+        f"{high:.2f}] of that without it. {_machine(results)}, {_loaded(results)}."
     )
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
