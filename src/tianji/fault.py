@@ -88,11 +88,6 @@ class Budget:
         self._spent.append(now)
         return True
 
-    @property
-    def recent(self) -> int:
-        """How often it was spent within the last so many seconds."""
-        return sum(at > self._clock() - self.seconds for at in self._spent)
-
     def __str__(self) -> str:
         return f"{self.times} within {self.seconds:g} s"
 

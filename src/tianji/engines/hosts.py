@@ -45,6 +45,8 @@ class Host:
     line: socket.socket
     life: int = 0
     """how often this role was begun anew"""
+    born: float = field(default_factory=time.monotonic)
+    """when it was begun, by the clock"""
     pid: int = -1
     pidfd: int = -1
     ready: bool = False

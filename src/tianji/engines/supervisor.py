@@ -22,8 +22,11 @@ ENVS = (*REPLACED, "worker")
 LOOK = 0.5
 """seconds between two looks at who hangs"""
 
+SHORT = 10.0
+"""seconds that a life must last, so that the next one is begun without waiting"""
 BACKOFF, MOST = 0.25, 4.0
-"""seconds that the second restart waits, each further one twice as long, and the most of it"""
+"""seconds that a host waits after its second short life, after each further one twice as long, and
+the most of it"""
 
 OTHER = {"send": "receive", "receive": "send"}
 """the other end of a channel"""
@@ -54,6 +57,8 @@ class Supervisor:
         self._following: dict[str, State] = {}
         """what actors that take a dead one's place must know, and how many have yet to say it"""
         self._renewals = 0
+        self._short: dict[str, int] = {}
+        """how many lives of a host in a row were short"""
         self._look_due = 0.0
 
     def look(self) -> None:
@@ -112,13 +117,18 @@ class Supervisor:
         if not budget.spend():
             spent = f" ({host.kind}s may be restarted {budget}: faults.restarts)"
             raise HostFailed(fault, spent, final=True)
-        wait = BACKOFF * 2 ** (budget.recent - 2) if budget.recent > 1 else 0.0
-        self.due[host.role] = time.monotonic() + min(wait, MOST)
+        self.due[host.role] = time.monotonic() + self._wait(host)
         host.resting, host.ready = True, False
         if host.kind == "actor":
             self._renew(host.role)
         self._begin_anew()
         return fault.then(f"{host.role} restarted")
+
+    def _wait(self, host: Host) -> float:
+        """Seconds before a host is begun anew: the longer, the more of its lives were short."""
+        short = time.monotonic() - host.born < SHORT
+        self._short[host.role] = times = self._short.get(host.role, 0) + 1 if short else 0
+        return min(BACKOFF * 2.0 ** (times - 2), MOST) if times > 1 else 0.0
 
     def _renew(self, host: str) -> None:
         """Give the living side of a dead host's channels new pipes, so that what was granted to it
