@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tianji.fault import Fault
 from tianji.histogram import Histogram
 from tianji.record import Curve, Recorder, progress
 from tianji.types import EPISODE, Array, Report
@@ -623,6 +624,8 @@ def test_every_tag_is_in_the_reference(tmp_path: Path) -> None:
     clock = Clock()
     record = recorder(tmp_path, clock)
     record.update(report(1, of=episodes((1.0, 1)), metrics={"loss": 1.0}, staleness=[1]))
+    for kind in ("env", "role", "run", "update"):
+        record.fault(Fault("actor-0", "it broke", kind, aborted=1))
     clock.now += 1.0
     record.tick({"learner/update": 1.0})
     record.evaluation(10, 1, [1.0], [1])

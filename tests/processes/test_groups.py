@@ -479,12 +479,11 @@ def test_workers_that_gossip_stay_together_and_become_one_when_they_stop_learnin
     config = fault({"learns": 10}, stop={"updates": 30})
     argv = *WORKERS, "scale.relax=gala"
     first = train(config, tmp_path, *argv)
-    apart = spread(first)
-    assert 1e-5 < apart < 0.1
+    assert spread(first) < 0.1
     rest = tianji.resume(first.run_dir, ["stop.updates=200"])
     check_sums(rest, 3)
     assert min(learner["version"] for learner in trainers(rest)) > 20
-    assert spread(rest) < apart / 100
+    assert spread(rest) < 1e-6
 
 
 @pytest.mark.slow

@@ -288,6 +288,7 @@ def test_an_env_that_hangs_is_found_and_its_stack_names_the_line(folder):
     assert (line["step"], line["role"]) == (59, "actor-1")
 
 
+@pytest.mark.slow
 def test_a_segmentation_fault_costs_only_its_host(folder):
     seen = []
 
@@ -774,7 +775,8 @@ def test_where_all_wait_for_each_other_they_wait_for_one_that_stands_still(hang,
 
 
 @pytest.mark.parametrize(
-    "name", ["SIGTERM", pytest.param("SIGUSR1", marks=pytest.mark.slow), "SIGHUP"]
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGTERM", "SIGUSR1")), "SIGHUP"],
 )
 def test_a_signal_to_all_processes_ends_the_run_with_75_and_it_can_be_resumed(name, folder):
     config = copy.deepcopy(PPO)

@@ -211,7 +211,7 @@ class Host:
             case "show":
                 self._show()
             case "state":
-                self._say("state", self._state())
+                self._say("state", self._state() | content)
             case "renew":
                 self._renew(content, message.fds)
             case "follow":

@@ -59,6 +59,8 @@ class LocalEngine:
         """since when the first learner of a group rests, by the clock"""
         self._goes = 0
         """how often all were told to go on"""
+        self._asked = 0
+        """how often states were asked for"""
         self._died: list[Died] = []
         self._supervisor: Supervisor | None = None
         self._events: list[Event] = []
@@ -371,7 +373,8 @@ class LocalEngine:
                 if content["goes"] == self._goes:  # else it was told to go on meanwhile
                     host.resting = True
             case "state":
-                host.answer = content
+                if content["asked"] == self._asked:  # else it is the answer to an older question
+                    host.answer = content
             case "renewed":
                 assert self._supervisor is not None
                 if (new := self._supervisor.renewed(content)) is not None:
@@ -502,16 +505,22 @@ class LocalEngine:
             self._poll(TURN)
 
     def _ask(self, hosts: list[Host], seconds: float) -> dict[str, State]:
-        """The states of these hosts, which rest."""
+        """The states of these hosts, which rest. Actors that do not answer are not waited for: one
+        may have been stopped just now, and what it knows can be done without."""
+        self._asked += 1
         for host in hosts:
             host.answer = None
-            self._send(host.role, "state", {})
-        end = time.monotonic() + seconds
+            self._send(host.role, "state", {"asked": self._asked})
+        end, late = time.monotonic() + seconds, math.inf
         while any(h.answer is None and h.alive for h in hosts):
             self._poll(TURN)
-            if time.monotonic() > end:
-                slow = ", ".join(h.role for h in hosts if h.answer is None)
-                raise NoAnswer(f"{slow} did not answer within {seconds:g} s")
+            missing = [h.role for h in hosts if h.answer is None and h.alive and h.kind != "actor"]
+            if not missing:
+                late = min(late, time.monotonic() + PAUSE)
+            if time.monotonic() > late:
+                break
+            if missing and time.monotonic() > end:
+                raise NoAnswer(f"{', '.join(missing)} did not answer within {seconds:g} s")
         return {h.role: h.answer for h in hosts if h.answer is not None}
 
     def _gather(self, answers: Mapping[str, State], most_bytes: float) -> dict[str, State]:
