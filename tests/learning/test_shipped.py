@@ -5,9 +5,7 @@ import pytest
 import tianji
 from tianji.config import shipped_configs
 
-QUICK = {
-    "ppo_cartpole", "dqn_cartpole", "ppo_pendulum", "seed_cartpole", "a3c_cartpole",
-}  # fmt: skip
+QUICK = {"ppo_cartpole", "dqn_cartpole", "ppo_pendulum", "a3c_cartpole"}
 """configs that need seconds and are unlike each other; all of them are among the slow tests"""
 
 

@@ -303,7 +303,14 @@ FLAWS = {
 }
 
 
-@pytest.mark.parametrize("broken", FLAWS)
+def flaws():
+    """Those that need processes to be killed many times are slow to show."""
+    for flaw in FLAWS:
+        slow = flaw in (ForgetsGrants, ForgetsPushes, KeepsOldGrants)
+        yield pytest.param(flaw, marks=[pytest.mark.slow] if slow else [], id=flaw.__name__)
+
+
+@pytest.mark.parametrize("broken", flaws())
 def test_a_transport_that_is_broken_between_processes_is_found(broken):
     """At the third try at the latest: some flaws show only where a process is killed just then."""
     deadline, flaw = FLAWS[broken]
