@@ -310,7 +310,7 @@ def flaws():
         yield pytest.param(flaw, marks=[pytest.mark.slow] if slow else [], id=flaw.__name__)
 
 
-@pytest.mark.parametrize("broken", flaws())
+@pytest.mark.parametrize("broken", list(flaws()))
 def test_a_transport_that_is_broken_between_processes_is_found(broken):
     """At the third try at the latest: some flaws show only where a process is killed just then."""
     deadline, flaw = FLAWS[broken]
