@@ -140,17 +140,24 @@ def gorila(sizes: Sizes) -> Relaxation:
 
 def seed(sizes: Sizes) -> Relaxation:
     """As free, but a server chooses all actions, with the newest version; V-trace on-policy."""
-    return replace(free(sizes), infer="server", correct="vtrace" if sizes.on_policy else "none")
+    return replace(free(sizes), infer="server", correct=_vtrace(sizes))
+
+
+def _vtrace(sizes: Sizes) -> str:
+    """Where parameters change under what acts: corrected, if each rollout is consumed once."""
+    return "vtrace" if sizes.on_policy else "none"
 
 
 def a3c(sizes: Sizes) -> Relaxation:
-    """Each worker acts and learns in one process, on parameters that all change without locks."""
-    return Relaxation(hosts="worker", join="hogwild")
+    """Each worker acts and learns in one process, on parameters that all change without locks;
+    V-trace on-policy."""
+    return Relaxation(hosts="worker", join="hogwild", correct=_vtrace(sizes))
 
 
 def gala(sizes: Sizes) -> Relaxation:
-    """Each worker acts and learns in one process, and mixes parameters with others by gossip."""
-    return Relaxation(hosts="worker", join="gossip")
+    """Each worker acts and learns in one process, and mixes parameters with others by gossip;
+    V-trace on-policy."""
+    return Relaxation(hosts="worker", join="gossip", correct=_vtrace(sizes))
 
 
 def apex(sizes: Sizes) -> Relaxation:
