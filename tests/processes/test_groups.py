@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from local_runs import (
     hosts_of,
     learnt,
     metrics,
+    one_server,
     parent,
     train,
 )
@@ -35,7 +35,6 @@ from tianji.__main__ import main
 from tianji.build import topology
 from tianji.checkpoint import Checkpoints
 from tianji.config import load_config
-from tianji.engines.server import ForkServer
 
 WHOLE = {**PPO, "algorithm": {"name": "ppo", "epochs": 2, "minibatches": 1}}
 """several learners have the same minibatches as one alone only where there is one"""
@@ -46,11 +45,7 @@ WORKERS = "scale.groups=3", "scale.actors=1"
 
 @pytest.fixture(scope="module", autouse=True)
 def _server(tmp_path_factory):
-    """The runs here share the process that hosts are forked from, as its imports take seconds."""
-    server = ForkServer()
-    shared = SimpleNamespace(line=server.line, process=server.process, close=lambda: None)
-    with contextlib.closing(server), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tianji.run.ForkServer", lambda: shared)
+    with one_server() as server:
         train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
         yield server
 

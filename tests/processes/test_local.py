@@ -1,12 +1,10 @@
 """The local engine: the same as serial where nothing is relaxed, within its bounds where it is."""
 
-import contextlib
 import os
 import signal
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from local_runs import (
@@ -19,22 +17,18 @@ from local_runs import (
     hosts_of,
     learnt,
     metrics,
+    one_server,
     train,
 )
 
 import tianji
-from tianji.engines.server import ForkServer
 from tianji.machine import cores
 from tianji.plan import Placement, placements
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_server():
-    """The runs here share the process that hosts are forked from, as its imports take seconds."""
-    server = ForkServer()
-    shared = SimpleNamespace(line=server.line, process=server.process, close=lambda: None)
-    with contextlib.closing(server), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tianji.run.ForkServer", lambda: shared)
+    with one_server():
         yield
 
 

@@ -5,13 +5,11 @@ import json
 import os
 import signal
 import time
-from types import SimpleNamespace
 
 import pytest
-from local_runs import DQN, LOCAL, PPO, beside, hosts_of, metrics, train
+from local_runs import DQN, LOCAL, PPO, beside, hosts_of, metrics, one_server, train
 
 import tianji
-from tianji.engines.server import ForkServer
 
 IDENTITY = {
     **PPO,
@@ -24,11 +22,7 @@ IDENTITY = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_server():
-    """The runs here share the process that hosts are forked from, as its imports take seconds."""
-    server = ForkServer()
-    shared = SimpleNamespace(line=server.line, process=server.process, close=lambda: None)
-    with contextlib.closing(server), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tianji.run.ForkServer", lambda: shared)
+    with one_server():
         yield
 
 

@@ -54,7 +54,7 @@ class LocalEngine:
         self._hosts: Hosts | None = None
         self._folder = Path()
         self.started = False
-        self._going = self._settling = self._stopped = False
+        self._settling = self._stopped = False
         self._rests: dict[int, float] = {}
         """since when the first learner of a group rests, by the clock"""
         self._goes = 0
@@ -143,7 +143,6 @@ class LocalEngine:
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
-        self._going = True
         assert self._supervisor is not None
         self._supervisor.going = True
         self._go(elapsed)
@@ -382,7 +381,7 @@ class LocalEngine:
             case "fault":
                 self._events.append(Faulted(parse(content)))
             case "failed" | "refused":
-                if kind == "refused" and not self._going:
+                if kind == "refused" and (self._supervisor is None or not self._supervisor.going):
                     raise Refusal(content["message"])
                 host.told = parse(content["fault"])
                 host.expected = content["expected"] and kind == "failed"
