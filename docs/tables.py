@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end of generated 
 
 WALK = (
     ("envs/gymnasium.py", "GymnasiumEnv", ("step",)),
-    ("actor.py", "Actor", ("step", "_begin", "_open", "_simulate", "_count_episodes", "_finish")),
+    ("actor.py", "Actor", ("step", "_begin", "_infer", "_simulate", "_step", "_write", "_finish")),
     (
         "buffer.py",
         "Buffer",

@@ -19,7 +19,7 @@ from tianji.learner import NonFinite
 from tianji.returns import vtrace
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for, run_updates
-from tianji.types import EPISODE, Rollout, leaf, rollout_layout
+from tianji.types import EPISODE, Rollout, Row, leaf, rollout_layout
 
 SMALL_DQN = DQN(batch_size=16, warmup=64, capacity=256, new_steps=16)
 SMALL_PPO = PPO(epochs=2, minibatches=2)
@@ -240,13 +240,9 @@ def test_the_dueling_network_adds_value_and_advantages():
 
 def part_of(reward, observation=0.0):
     """A rollout of two envs and eight steps that PPO can take."""
-    layout = rollout_layout(
-        {"obs": leaf((5,), np.float32)},
-        leaf((), np.int64),
-        {"log_prob": leaf((), np.float32)},
-        8,
-        4,
-    )
+    extras = {"log_prob": leaf((), np.float32)}
+    row = Row({"obs": leaf((5,), np.float32)}, leaf((), np.int64), extras, {})
+    layout = rollout_layout(row, 8, 4)
     part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
     part.valid[:], part.reward[:], part.extras["log_prob"][:] = True, reward, np.log(0.5)
     part.observation["obs"][:] = observation
@@ -353,7 +349,7 @@ def random_part(trainer, seed, behind=0.0):
     rng = np.random.default_rng(seed)
     observation, T, B = {"obs": leaf((4,), np.float32)}, 12, 4
     extras = {"log_prob": leaf((), np.float32)}
-    layout = rollout_layout(observation, leaf((), np.int64), extras, T, B)
+    layout = rollout_layout(Row(observation, leaf((), np.int64), extras, {}), T, B)
     part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
     part.observation["obs"][:] = rng.normal(size=(T + 1, B, 4))
     part.action[:] = rng.integers(2, size=(T, B))

@@ -17,7 +17,7 @@ from tianji.evaluator import REBUILD as EVALUATOR_REBUILD
 from tianji.role import generator
 from tianji.store import Replay
 from tianji.transports.memory import Memory
-from tianji.types import EPISODES, GAP, PRODUCED, STEPS, Rollout, leaf, rollout_layout
+from tianji.types import EPISODES, GAP, PRODUCED, STEPS, Rollout, Row, leaf, rollout_layout
 
 T, B = 6, 2
 GAMMA, LAM = 0.5, 0.25
@@ -100,7 +100,7 @@ class Acting:
     def __init__(self, slots=4, **kwargs):
         spec = Scripted(**kwargs).spec
         Scripted.lives.clear()
-        layout = rollout_layout(spec.observation, spec.action.leaf, Counting.extras, T, B)
+        layout = rollout_layout(Row(spec.observation, spec.action.leaf, Counting.extras, {}), T, B)
         self.transport, channel = Memory(), Channel("rollouts-0", layout, slots)
         self.inbox = self.transport.inbox(channel)
         self.memory = self.transport.memory(channel)

@@ -52,7 +52,7 @@ class Watcher(View):
 
 
 def episodes(*pairs: tuple[float, int]) -> Array:
-    return np.array(list(pairs), EPISODE)
+    return np.array([(*pair, -1) for pair in pairs], EPISODE)
 
 
 def report(
@@ -158,7 +158,7 @@ def test_tensorboard_reads_the_same_values_at_the_same_steps_as_the_rows(tmp_pat
         )
         clock.now += 0.3
         record.tick({"actor/simulate": rng.random()})
-    record.evaluation(390, 39, [1.0, 2.0], [10, 30])
+    record.evaluation(390, 39, episodes((1.0, 10), (2.0, 30)))
     record.close()
 
     written = rows(tmp_path)
@@ -177,7 +177,7 @@ def test_tensorboard_reads_the_same_values_at_the_same_steps_as_the_rows(tmp_pat
 def test_an_evaluation_is_written_at_once_and_said(tmp_path: Path) -> None:
     view = Watcher()
     record = recorder(tmp_path, Clock(), view)
-    record.evaluation(640, 5, np.array([10.0, 20.0], np.float32), [7, 8])
+    record.evaluation(640, 5, episodes((10.0, 7), (20.0, 8)))
     (row,) = rows(tmp_path)
     assert (row["step"], row["updates"]) == (640, 5)
     assert (row["eval/mean_reward"], row["eval/mean_ep_length"]) == (15.0, 7.5)
@@ -628,7 +628,7 @@ def test_every_tag_is_in_the_reference(tmp_path: Path) -> None:
         record.fault(Fault("actor-0", "it broke", kind, aborted=1))
     clock.now += 1.0
     record.tick({"learner/update": 1.0})
-    record.evaluation(10, 1, [1.0], [1])
+    record.evaluation(10, 1, episodes((1.0, 1)))
     record.close()
     text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))

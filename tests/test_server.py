@@ -148,7 +148,8 @@ class Asking:
         self.now, self.batches = 0.0, []
         transport, policy = Memory(), Counting()
         asks = [Channel(f"asks-{i}", asks_layout(OBSERVATION, envs), 1) for i in range(actors)]
-        layout = answers_layout(leaf((), np.int64), EXTRAS, envs)
+        before = {k: leaf(a.shape[1:], a.dtype) for k, a in policy.initial(1).items()}
+        layout = answers_layout(leaf((), np.int64), EXTRAS, before, envs)
         answers = [Channel(f"answers-{i}", layout, 1) for i in range(actors)]
         self.remotes = [
             Remote(transport.outbox(a), transport.inbox(b))
@@ -245,7 +246,7 @@ def test_before_the_first_version_the_server_waits_for_the_learner():
 def test_an_ask_waits_until_the_server_has_room_for_it():
     transport = Memory()
     asks = Channel("asks-0", asks_layout(OBSERVATION, 2), 1)
-    answers = Channel("answers-0", answers_layout(leaf((), np.int64), {}, 2), 1)
+    answers = Channel("answers-0", answers_layout(leaf((), np.int64), {}, {}, 2), 1)
     remote = Remote(transport.outbox(asks), transport.inbox(answers))
     observation = {"obs": np.zeros((2, 2), np.float32)}
     assert not remote.act(observation, remote.initial(2), None)

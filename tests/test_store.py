@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from tianji.algorithm import Lanes
 from tianji.errors import Failure, Refusal
 from tianji.store import Fresh, Replay, Window
-from tianji.types import GAP, VERSION, leaf, rollout_layout
+from tianji.types import GAP, VERSION, Row, leaf, rollout_layout
 
 
 class Feed:
     """Lanes filled slot by slot with steps that can be told apart."""
 
     def __init__(self, lanes, slots, T, B, rng, obs_dtype=np.float32):
-        layout = rollout_layout({"obs": leaf((2,), obs_dtype)}, leaf((), np.int64), {}, T, B)
+        layout = rollout_layout(
+            Row({"obs": leaf((2,), obs_dtype)}, leaf((), np.int64), {}, {}), T, B
+        )
         self.memory = [
             {k: np.zeros((slots, *v.shape), v.dtype) for k, v in layout.items()}
             for _ in range(lanes)

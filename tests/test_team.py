@@ -28,7 +28,7 @@ from tianji.store import Fresh
 from tianji.team import Alone, Lost, Shared, Together
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
-from tianji.types import Rollout, rollout_layout
+from tianji.types import Rollout, Row, rollout_layout
 
 SPAWN = multiprocessing.get_context("spawn")
 DEADLINE = 120.0
@@ -59,9 +59,8 @@ def specs(algorithm, kwargs):
 def rollouts(spec, policy, valid_shares):
     """Four rollouts, the first and the last two of them with so many valid steps."""
     rng = np.random.default_rng(5)
-    layout = rollout_layout(
-        spec.env.observation, spec.env.action.leaf, policy.extras, spec.T, spec.envs
-    )
+    row = Row(spec.env.observation, spec.env.action.leaf, policy.extras, {})
+    layout = rollout_layout(row, spec.T, spec.envs)
     for i in range(4):
         part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
         part.observation["obs"][:] = rng.normal(2.0, 3.0, part.observation["obs"].shape)
@@ -87,6 +86,7 @@ def replayed(spec):
         terminated=np.zeros((1, N), np.bool_),
         valid=np.ones((1, N), np.bool_),
         extras={"discount": np.full((1, N), 0.9, np.float32)},
+        once={},
         head=np.zeros(8, np.int64),
         episode_table=np.empty(0),
         versions=np.zeros(N, np.int64),

@@ -205,6 +205,7 @@ def cut(rollout, t):
         terminated=rollout.terminated[:t],
         valid=rollout.valid[:t],
         extras={k: v[:t] for k, v in rollout.extras.items()},
+        once=rollout.once,
         head=rollout.head,
         episode_table=rollout.episode_table,
         versions=rollout.versions,

@@ -279,6 +279,8 @@ def _eval(arguments: argparse.Namespace) -> int:
     returns, lengths = episodes["return"].tolist(), episodes["length"].tolist()
     mean = sum(returns) / len(returns)
     spread = (sum((r - mean) ** 2 for r in returns) / len(returns)) ** 0.5
+    wins = [win for win in episodes["win"].tolist() if win >= 0]
+    won = {"win_rate": sum(wins) / len(wins)} if wins else {}
     if arguments.json:
         print(
             json.dumps(
@@ -293,6 +295,7 @@ def _eval(arguments: argparse.Namespace) -> int:
                     "length_mean": sum(lengths) / len(lengths),
                     "returns": returns,
                     "lengths": lengths,
+                    **won,
                 }
             )
         )
@@ -300,6 +303,8 @@ def _eval(arguments: argparse.Namespace) -> int:
         print(f"{len(returns)} episodes of {trained.config.env.id}, version {trained.version}")
         print(f"  return {mean:.4g} ± {spread:.3g} (from {min(returns):.4g} to {max(returns):.4g})")
         print(f"  length {sum(lengths) / len(lengths):.1f} steps")
+        if wins:
+            print(f"  won {won['win_rate']:.0%}")
     return 0
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tianji.algorithm import Acting, Decision, restart
 from tianji.channel import Outbox, Slot, Subscriber
-from tianji.env import Env, Restorable, TimeStep, check_step, first_observation, remake
+from tianji.env import Env, Halves, Restorable, TimeStep, check_step, first_observation, remake
 from tianji.errors import Failure
 from tianji.fault import Fault, raised
+from tianji.ledger import ALL, Ledger
 from tianji.role import Did, State, generator_state, load_generator_state
 from tianji.trigger import Counts, Trigger
 from tianji.types import (
@@ -22,6 +24,7 @@ from tianji.types import (
     STEPS,
     UPDATE,
     VERSION,
+    Array,
     Leaves,
     Params,
     Rollout,
@@ -31,6 +34,24 @@ LOAD, INFER, SIMULATE = Did("load"), Did("infer"), Did("simulate")
 REBUILD = Did("rebuild")
 NO_GRANT, NO_VERSION = Did(waits="buffer"), Did(waits="learner")
 NOTHING = Counts()
+FRAMES = "frames"
+"""leaf of `Rollout.once`: the pictures of a stack that are older than the first row's own"""
+
+
+@dataclass
+class _Part:
+    """The envs that are stepped together: all, or one half while the policy looks at the other."""
+
+    where: slice
+    observation: Leaves
+    """what the next action is chosen by"""
+    recurrent: Leaves
+    t: int = 0
+    """rows of the rollout that are made"""
+    decision: Decision | None = None
+    """what is being simulated, or will be"""
+    error: Exception | None = field(default=None, repr=False)
+    """what its env raised when the simulation began"""
 
 
 class Actor:
@@ -48,10 +69,12 @@ class Actor:
         seed: int,
         make: Callable[[int], Env],
         send: Trigger | None = None,
+        halves: bool = False,
     ) -> None:
         """A grant for update k is begun with version k - `behind` or a newer one; without
         `snapshots`, the policy is elsewhere and has its own. `make` makes the env anew where it
-        raised; `send` says when a rollout is pushed before it is full."""
+        raised; `send` says when a rollout is pushed before it is full. `halves`: one half of the
+        envs simulates while the policy chooses for the other."""
         self.name = f"actor-{index}"
         self.produced = 0
         """valid steps so far"""
@@ -72,18 +95,22 @@ class Actor:
         self._rng = rng
         self._params = Params(policy.shapes)
         self._version = -1
-        self._observation = first_observation(env, seed)
-        self._recurrent = policy.initial(env.num_envs)
-        self._returns = np.zeros(env.num_envs, np.float64)
-        self._lengths = np.zeros(env.num_envs, np.int64)
+        self._frames = env.spec.frames
+        self._shapes = {name: leaf.shape for name, leaf in env.spec.observation.items()}
+        B = env.num_envs
+        cuts = [slice(0, B // 2), slice(B // 2, B)] if halves else [ALL]
+        observation = first_observation(env, seed)
+        self._parts = [_Part(where, {}, policy.initial(len(range(B)[where]))) for where in cuts]
+        self._turn = 0
+        """the part that is looked at next"""
+        self._look(observation)
+        self._ledger = Ledger(B)
         self._seq = 0
         self._gap = True
         self._slot: Slot | None = None
         self._rollout: Rollout | None = None
-        self._t = 0
         self._half = -1
         """rows of a rollout that was half made when the state was taken; -1: none was"""
-        self._decision: Decision | None = None
 
     @property
     def version(self) -> int:
@@ -93,19 +120,10 @@ class Actor:
     def step(self) -> Did:
         if self._rollout is None:
             return self._begin()
-        if self._decision is None:
-            observation = {name: rows[self._t] for name, rows in self._rollout.observation.items()}
-            decision = self._policy.act(observation, self._recurrent, self._rng)
-            if isinstance(decision, Did):
-                return decision
-            if self._t == 0 and decision.version >= 0:
-                # Later steps may be of newer versions: the oldest is the rollout's.
-                self._version = self._rollout.head[VERSION] = decision.version
-            self._decision = decision
-            return INFER
-        did = self._simulate(self._rollout, self._decision)
-        self._decision = None
-        return did
+        part = self._parts[self._turn]
+        if part.decision is None:
+            return self._infer(self._rollout, part)
+        return self._simulate(self._rollout, part)
 
     def follow(self, produced: int, seq: int) -> None:
         """Take the place of an actor that died after so many valid steps and rollouts."""
@@ -117,26 +135,22 @@ class Actor:
             "produced": self.produced,
             "seq": self._seq,
             "gap": self._gap,
-            "t": self._t if self._rollout is not None else self._half,
+            "t": self._parts[0].t if self._rollout is not None else self._half,
             "version": self._version,
             "params": self._params.flat.copy(),
             "rng": generator_state(self._rng),
-            "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
-            "recurrent": {name: array.copy() for name, array in self._recurrent.items()},
-            "observation": {name: array.copy() for name, array in self._observation.items()},
-            "decision": None,
+            "ledger": self._ledger.state(),
         }
-        if self._decision is not None:
-            action, recurrent, extras, _ = self._decision
-            state["decision"] = {
-                "action": action.copy(),
-                "state": {name: array.copy() for name, array in recurrent.items()},
-                "extras": {name: array.copy() for name, array in extras.items()},
-            }
-        if isinstance(self._env, Restorable) and self._snapshots is not None:
-            state["env"] = self._env.state()
-        return state
+        if self._restorable is None:
+            return state
+        (part,) = self._parts
+        state |= {"observation": _copies(part.observation), "recurrent": _copies(part.recurrent)}
+        state["decision"] = None
+        if part.decision is not None:
+            action, recurrent, extras, *_ = part.decision
+            recurrent, extras = _copies(recurrent), _copies(extras)
+            state["decision"] = {"action": action.copy(), "state": recurrent, "extras": extras}
+        return state | {"env": self._restorable.state()}
 
     def load_state(self, state: State) -> None:
         """Go on where the state was taken. Without the env's state, from a fresh reset: a rollout
@@ -146,24 +160,31 @@ class Actor:
         if not self.exact(state):
             # Not the seed of the run's beginning: its first episodes would be played again.
             self.seed = int(self._rng.integers(2**31))
-            self._observation = first_observation(self._env, self.seed)
+            self._look(first_observation(self._env, self.seed))
             return
-        assert isinstance(self._env, Restorable)
-        self._env.load_state(state["env"])
+        assert self._restorable is not None
+        self._restorable.load_state(state["env"])
         self._gap, self._version = state["gap"], state["version"]
         np.copyto(self._params.flat, state["params"])
         if self._version >= 0:
             self._policy.load(self._params)
-        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
-        self._recurrent, self._observation = state["recurrent"], state["observation"]
+        self._ledger.load_state(state["ledger"])
+        (part,) = self._parts
+        part.recurrent, part.observation = state["recurrent"], state["observation"]
         self._half = state["t"]
         if state["decision"] is not None:
-            self._decision = Decision(**state["decision"])
+            part.decision = Decision(**state["decision"])
 
     def exact(self, state: State) -> bool:
         """Can this actor go on exactly from the state? Not where a server knows its episodes."""
-        known = self._snapshots is not None
-        return known and "env" in state and isinstance(self._env, Restorable)
+        return "env" in state and self._restorable is not None
+
+    @property
+    def _restorable(self) -> Restorable | None:
+        """The env, if it can go on exactly where it was: not one whose other half is under way, nor
+        one whose episodes a server knows."""
+        alone = self._snapshots is not None and len(self._parts) == 1
+        return self._env if alone and isinstance(self._env, Restorable) else None
 
     def close(self) -> None:
         self._env.close()
@@ -174,7 +195,7 @@ class Actor:
             return NO_GRANT
         if self._half >= 0:
             self._open(slot)
-            self._t, self._half = self._half, -1
+            self._parts[0].t, self._half = self._half, -1
             return LOAD
         if self._snapshots is not None:
             newest = self._snapshots.probe(self._version, self._params.flat)
@@ -185,75 +206,144 @@ class Actor:
             if self._version < 0 or self._version < slot.tag - self._behind:
                 return NO_VERSION
         rollout = self._open(slot)
-        for name, rows in rollout.observation.items():
-            rows[0] = self._observation[name]
+        for part in self._parts:
+            part.t = 0
+            self._observe(rollout, part)
+            if self._frames > 1:
+                rollout.once[FRAMES][part.where] = part.observation["obs"][:, :-1]
+            self._begin_recurrent(rollout, part, part.recurrent)
         head = rollout.head
         head[VERSION], head[SOURCE], head[SEQ] = self._version, self._index, self._seq
         head[UPDATE], head[EPISODES], head[GAP] = slot.tag, 0, self._gap
-        self._gap = False
-        self._t = 0
+        self._gap, self._turn = False, 0
         return LOAD
 
     def _open(self, slot: Slot) -> Rollout:
         self._slot, self._rollout = slot, Rollout.over(slot.arrays)
         return self._rollout
 
-    def _simulate(self, rollout: Rollout, decision: Decision) -> Did:
-        t = self._t
-        action, self._recurrent, extras, _ = decision
+    def _begin_recurrent(self, rollout: Rollout, part: _Part, state: Leaves) -> None:
+        for name, array in state.items():
+            if name in rollout.once:
+                rollout.once[name][part.where] = array
+
+    def _look(self, observation: Leaves) -> None:
+        """This is what all envs observe now."""
+        for part in self._parts:
+            part.observation = {name: array[part.where] for name, array in observation.items()}
+
+    def _observe(self, rollout: Rollout, part: _Part) -> None:
+        """Write what a part observes into its row; of a stack, the newest picture."""
+        for name, rows in rollout.observation.items():
+            array = part.observation[name]
+            if array.shape[1:] != self._shapes[name]:
+                raise Failure(
+                    f"{self._env.spec.id}: {name} had shape {self._shapes[name]} and now has "
+                    f"{array.shape[1:]}, so that no policy can go on with it. Observations must "
+                    f"not change their shape: pad them."
+                )
+            newest = array[:, -1] if self._frames > 1 and name == "obs" else array
+            rows[part.t, part.where] = newest
+
+    def _infer(self, rollout: Rollout, part: _Part) -> Did:
+        decision = self._policy.act(part.observation, part.recurrent, self._rng)
+        if isinstance(decision, Did):
+            return decision
+        if part.t == 0 and decision.version >= 0:
+            # Later steps may be of newer versions: the oldest is the rollout's.
+            self._version = rollout.head[VERSION] = decision.version
+        if part.t == 0 and decision.before is not None:
+            self._begin_recurrent(rollout, part, decision.before)
+        part.decision = decision
+        if len(self._parts) > 1:
+            assert isinstance(self._env, Halves)
+            try:
+                self._env.begin(self._turn, decision.action)
+            except Exception as error:
+                part.error = error
+            self._turn = 1 - self._turn
+        return INFER
+
+    def _simulate(self, rollout: Rollout, part: _Part) -> Did:
+        assert part.decision is not None
         did = SIMULATE
         try:
-            observation, reward, terminated, truncated, valid = self._env.step(action)
-            self.steps += 1
+            step = self._step(part, part.decision.action)
+        except Failure:
+            raise  # what the env can never become again, in its own words
         except Exception as error:
-            did = REBUILD
-            observation, reward, terminated, truncated, valid = self._rebuild(error)
-        if self._seq == 0 and t == 0:
-            check_step(self._env, observation, reward, terminated, truncated, valid)
-        for name, rows in rollout.observation.items():
-            rows[t + 1] = observation[name]
-        rollout.action[t] = action
-        rollout.reward[t] = reward
-        rollout.terminated[t] = terminated
-        rollout.valid[t] = valid
+            did, step = REBUILD, self._rebuild(error)
+            for other in self._parts:
+                if other is not part and other.decision is not None:
+                    self._write(rollout, other, _of(step, other.where))
+                elif other is not part:
+                    self._gap = True  # it has made its rows, and the next do not continue them
+            self._look(step.observation)
+            step = _of(step, part.where)
+        if self._seq == 0 and part.t == 0:
+            check_step(self._env.spec, len(step.valid), step)
+        self._write(rollout, part, step)
+        if part.t < len(rollout.reward):
+            if self._send is None or not self._sent_early(rollout, part.t):
+                return did
+        elif any(other.t < len(rollout.reward) for other in self._parts):
+            self._turn = 1 - self._turn
+            return did
+        return self._finish(rollout, did)
+
+    def _step(self, part: _Part, action: Array) -> TimeStep:
+        if len(self._parts) == 1:
+            step = self._env.step(action)
+            self.steps += 1
+            return step
+        assert isinstance(self._env, Halves)
+        if (error := part.error) is not None:
+            part.error = None
+            raise error
+        step = self._env.end(self._turn)
+        self.steps += self._turn
+        return step
+
+    def _write(self, rollout: Rollout, part: _Part, step: TimeStep) -> None:
+        """A part's step, from its decision to what came of it."""
+        assert part.decision is not None
+        action, part.recurrent, extras, *_ = part.decision
+        part.decision, part.observation = None, step.observation
+        t, where = part.t, part.where
+        part.t = t + 1
+        self._observe(rollout, part)
+        rollout.action[t, where] = action
+        rollout.reward[t, where] = step.reward
+        rollout.terminated[t, where] = step.terminated
+        rollout.valid[t, where] = step.valid
         for name, array in extras.items():
-            rollout.extras[name][t] = array
-        self._count_episodes(rollout, terminated | truncated, valid | truncated)
-        if self._recurrent:
-            restart(self._policy, self._recurrent, terminated | ~valid)
-        self._t = t + 1
-        if self._t == len(rollout.reward) or (self._send is not None and self._sent_early(rollout)):
-            return self._finish(rollout, did)
-        return did
+            rollout.extras[name][t, where] = array
+        envs, ended = self._ledger.count(step, where)
+        if len(envs):
+            n = int(rollout.head[EPISODES])
+            rollout.episode_table[n : n + len(ended)] = ended
+            rollout.head[EPISODES] = n + len(ended)
+        if part.recurrent:
+            restart(self._policy, part.recurrent, step.terminated | ~step.valid)
 
     def _rebuild(self, error: Exception) -> TimeStep:
         """An env that raised is made anew. Its episodes are aborted: they have no return, and the
         row that raised is one that only reset, so that values follow where they were cut off."""
-        begun = int(np.count_nonzero(self._lengths))
+        begun = self._ledger.begun
         self.fault = raised(error, self.name, self._env.spec.id, self.seed, self.steps, begun)
         self.seed, self.steps = int(self._rng.integers(2**31)), 0
         self._env, observation = remake(self._env, self._make, self.seed)
-        self._returns[:], self._lengths[:] = 0.0, 0
-        self._recurrent = self._policy.initial(self._env.num_envs)
+        self._ledger.clear()
+        for part in self._parts:
+            part.recurrent = self._policy.initial(len(range(self._env.num_envs)[part.where]))
+            part.error = None
         nothing = np.zeros(self._env.num_envs, np.bool_)
-        return TimeStep(observation, np.zeros(len(nothing), np.float32), nothing, nothing, nothing)
+        reward = np.zeros((len(nothing), *self._env.spec.reward_leaf.shape), np.float32)
+        return TimeStep(observation, reward, nothing, nothing, nothing)
 
-    def _count_episodes(self, rollout: Rollout, ended: np.ndarray, real: np.ndarray) -> None:
-        self._returns += rollout.reward[self._t]
-        self._lengths += real
-        if np.count_nonzero(ended):
-            n = int(rollout.head[EPISODES])
-            (where,) = np.nonzero(ended)
-            table = rollout.episode_table[n : n + len(where)]
-            table["return"], table["length"] = self._returns[where], self._lengths[where]
-            rollout.head[EPISODES] = n + len(where)
-            self._returns[where] = 0.0
-            self._lengths[where] = 0
-
-    def _sent_early(self, rollout: Rollout) -> bool:
+    def _sent_early(self, rollout: Rollout, t: int) -> bool:
         """Is it due now? Then the rest of the rollout is rows that are not valid."""
         assert self._send is not None
-        t = self._t
         if not self._send(NOTHING, Counts(t, self._version, int(rollout.head[EPISODES]))):
             return False
         self._void(rollout, t)
@@ -263,11 +353,8 @@ class Actor:
         spoilt = self._spoilt(rollout)
         if spoilt is not None:
             did = REBUILD
-            step = self._rebuild(spoilt)
-            self._observation, self._gap = step.observation, True
-        else:
-            observation = rollout.observation.items()
-            self._observation = {name: rows[-1].copy() for name, rows in observation}
+            self._look(self._rebuild(spoilt).observation)
+            self._gap = True
         steps = int(np.count_nonzero(rollout.valid))
         self.produced += steps
         rollout.head[STEPS], rollout.head[PRODUCED] = steps, self.produced
@@ -308,3 +395,14 @@ class Actor:
         for rest in (rollout.action, rollout.reward, rollout.terminated, rollout.valid,
                      *rollout.extras.values()):  # fmt: skip
             rest[t:] = 0
+
+
+def _copies(leaves: Leaves) -> Leaves:
+    return {name: array.copy() for name, array in leaves.items()}
+
+
+def _of(step: TimeStep, where: slice) -> TimeStep:
+    """What it gave to some of the envs."""
+    observation = {name: array[where] for name, array in step.observation.items()}
+    reward, terminated, truncated, valid = (column[where] for column in step[1:5])
+    return TimeStep(observation, reward, terminated, truncated, valid)

@@ -122,6 +122,8 @@ class Decision(NamedTuple):
     """what training needs of the moment of acting, each [B, ...]"""
     version: int = -1
     """that chose, where it was not the actor's own"""
+    before: Leaves | None = None
+    """recurrent state that it was chosen with, where it was not the actor's own"""
 
 
 class Policy(Protocol):
@@ -170,6 +172,8 @@ class Lanes:
     """The memory of all actors' rollouts, leaf by leaf, each [slots, T or T + 1, B, ...]."""
 
     memory: tuple[Mapping[str, Array], ...]
+    frames: int = 1
+    """pictures that "obs" is a stack of; the memory holds each of them once"""
 
 
 class Store(Protocol):
@@ -201,6 +205,14 @@ class Store(Protocol):
     def state(self) -> State: ...
 
     def load_state(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class PriorityStore(Store, Protocol):
+    """A store that is told after every update how much each of the steps it chose is worth."""
+
+    def prioritize(self, selection: Leaves, priority: Array) -> None:
+        """The trainer's `priorities` of what `choose` wrote into `selection`."""
 
 
 @runtime_checkable
@@ -249,13 +261,22 @@ class Trainer(Protocol):
     def load_state(self, state: State) -> None: ...
 
 
+@runtime_checkable
+class PriorityTrainer(Trainer, Protocol):
+    """A trainer whose store wants priorities."""
+
+    def priorities(self) -> Array:
+        """[N], of the steps of the last update in their order."""
+
+
 class Algorithm(Protocol):
     """A frozen dataclass of hyperparameters that makes the parts.
 
     One whose schedules depend on when the run ends says so by a property `uses_end`: resuming it
     with another end is then not called exact. One that heeds `Spec.correct` or `Spec.explore` names
     the words that it knows in `corrects` and `explores`, beside "none" and "alike"; others are
-    refused.
+    refused. One whose store is a `PriorityStore` and whose trainer is a `PriorityTrainer` says so
+    by a property `prioritizes`.
     """
 
     name: ClassVar[str]

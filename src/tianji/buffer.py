@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tianji.algorithm import Store
+from tianji.algorithm import PriorityStore, Store
 from tianji.balance import Balance
 from tianji.channel import Inbox, Outbox, Slot
 from tianji.role import Did, State, generator_state, load_generator_state
@@ -26,6 +26,7 @@ from tianji.types import (
 )
 
 RECEIVE, SERVE, GRANT = Did("receive"), Did("serve"), Did("grant")
+PRIORITIZE = Did("prioritize")
 NO_ROLLOUT, NO_ROOM = Did(waits="actor"), Did(waits="learner")
 
 MOST_EPISODES = 4096
@@ -53,6 +54,15 @@ def batch_layout(selection: Layout, learners: int = 1) -> Layout:
     }
 
 
+def priority_layout(selection: Layout, learners: int = 1) -> Layout:
+    """What a learner tells after an update: what its share of a selection was, and how much each
+    step of it is worth."""
+    share = batch_layout(selection, learners)
+    (length,) = {leaf.shape[0] for name, leaf in share.items() if name in selection}
+    told = {name: share[name] for name in selection}
+    return told | {"priority": leaf((length,), np.float32)}
+
+
 class Buffer:
     """Holds a store between actors and learner, and the account that balances the two."""
 
@@ -68,8 +78,10 @@ class Buffer:
         ordered: bool = True,
         max_staleness: float = float("inf"),
         record: bool = False,
+        priorities: Sequence[Inbox] = (),
     ) -> None:
-        """Each learner gets an equal share of every batch by one of the `batches`. `ordered`:
+        """Each learner gets an equal share of every batch by one of the `batches`, and tells what
+        each step of it was worth by one of the `priorities`, where the store wants that. `ordered`:
         rollouts are taken in the order of their grants, not as they come; those that are more than
         `max_staleness` behind when their turn comes are filtered; with `record`, what arrived is
         kept for `arrivals`."""
@@ -81,6 +93,9 @@ class Buffer:
         self._balance = balance
         self._lanes = lanes
         self._batches = list(batches)
+        self._priorities = list(priorities)
+        self._asks_priorities = True
+        """are the learners still to be given room for their priorities?"""
         self._whole: Leaves = {
             name: np.empty(whole.shape, whole.dtype) for name, whole in store.selection.items()
         }
@@ -108,8 +123,13 @@ class Buffer:
         if not self._balance.paced and self._grant():
             return GRANT  # a batch is always due, and a fast learner would starve the actors
         if self._may_serve() and (slots := self._room()) is not None:
+            # A learner tells priorities before it asks for more: those it owes are there by now.
+            if self._prioritize():
+                return PRIORITIZE
             self._serve(slots)
             return SERVE
+        if self._prioritize():
+            return PRIORITIZE
         if self._grant():
             return GRANT
         return NO_ROLLOUT if any(lane.out for lane in self._lanes) else NO_ROOM
@@ -166,6 +186,7 @@ class Buffer:
             "rng": generator_state(self._rng),
             "store": self._store.state(),
             "lanes": [lane.state() for lane in self._lanes],
+            "priorities": [inbox.state() for inbox in self._priorities],
         }
 
     def load_state(self, state: State) -> None:
@@ -188,6 +209,9 @@ class Buffer:
         self._store.load_state(state["store"])
         for lane, held in zip(self._lanes, state["lanes"], strict=True):
             lane.load_state(held)
+        for inbox, held in zip(self._priorities, state["priorities"], strict=True):
+            inbox.load_state(held)
+            self._asks_priorities = False
 
     def close(self) -> None:
         pass
@@ -238,6 +262,23 @@ class Buffer:
             self._balance.granted -= 1
             self.filtered += int(head[STEPS])
             self._lanes[lane].release(slot)
+
+    def _prioritize(self) -> bool:
+        """Hand on what learners have told of their last updates."""
+        if self._asks_priorities:
+            self._asks_priorities = False
+            for inbox in self._priorities:
+                while inbox.grant(0):
+                    pass
+        for inbox in self._priorities:
+            if (slot := inbox.probe()) is not None:
+                assert isinstance(self._store, PriorityStore)
+                told = slot.arrays
+                self._store.prioritize(told, told["priority"])
+                inbox.release(slot)
+                inbox.grant(0)
+                return True
+        return False
 
     def _room(self) -> list[Slot] | None:
         """A place for the next piece's share of each learner; None: one of them is behind."""

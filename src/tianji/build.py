@@ -12,13 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tianji.actor import Actor
-from tianji.algorithm import Acting, Lanes, OnceStore, Policy, Spec, Store, Trainer
+from tianji.actor import FRAMES, Actor
+from tianji.algorithm import (
+    Acting,
+    Lanes,
+    OnceStore,
+    Policy,
+    PriorityStore,
+    Spec,
+    Store,
+    Trainer,
+)
 from tianji.balance import Balance, uneven_rounds
-from tianji.buffer import MOST_OUT, Buffer, batch_layout
+from tianji.buffer import MOST_OUT, Buffer, batch_layout, priority_layout
 from tianji.channel import Channel, Transport
 from tianji.config import Config
-from tianji.env import Env, EnvSpec, make_env
+from tianji.env import Env, EnvSpec, Halves, make_env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
 from tianji.join import Graph, Mixer, edges, model_channel, model_layout
@@ -30,7 +39,7 @@ from tianji.server import Remote, Server, answers_layout, asks_layout
 from tianji.team import Shared, Team
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
-from tianji.types import Array, Params, leaf, rollout_layout
+from tianji.types import Array, Layout, Params, Row, leaf, rollout_layout
 
 EVAL_ENVS = 8
 """envs that an evaluation steps together, at most"""
@@ -189,9 +198,13 @@ class Topology:
                 ]
             case "buffer":
                 batches = [(self.batches_name(i), "send") for i in range(self.spec.learners)]
-                return [*((lane, "receive") for lane in lanes), *batches]
+                told = [(self.priorities_name(i), "receive") for i in range(self.spec.learners)]
+                told = told if self.prioritizes else []
+                return [*((lane, "receive") for lane in lanes), *batches, *told]
             case "learner":
                 batches = [(self.batches_name(int(index or 0)), "receive")]
+                if self.prioritizes:
+                    batches.append((self.priorities_name(int(index or 0)), "send"))
                 ends = [*((lane, "read") for lane in lanes), *batches]
                 return ends if index else [*ends, *self._ends_of_the_first()]
             case _:
@@ -245,8 +258,16 @@ class Topology:
     def evaluations(self) -> str:
         return f"{self.prefix}{EVALUATIONS}"
 
+    def priorities_name(self, learner: int) -> str:
+        return f"{self.prefix}priorities-{learner}" if learner else f"{self.prefix}priorities"
+
     def batches_name(self, learner: int) -> str:
         return f"{self.prefix}batches-{learner}" if learner else f"{self.prefix}batches"
+
+    @property
+    def prioritizes(self) -> bool:
+        """Does the store want to know what its steps were worth?"""
+        return bool(getattr(self.config.algorithm, "prioritizes", False))
 
     @property
     def evaluates(self) -> bool:
@@ -304,15 +325,28 @@ class Topology:
         return self.config.algorithm.policy(self.spec)
 
     @cached_property
+    def recurrent(self) -> Layout:
+        """Leaves of the policy's recurrent state, of one env."""
+        state = self.policy.initial(1)
+        return {name: leaf(array.shape[1:], array.dtype) for name, array in state.items()}
+
+    @property
+    def row(self) -> Row:
+        """What one step of one env leaves in a rollout."""
+        env, once = self.spec.env, dict(self.recurrent)
+        if env.frames > 1:
+            obs = env.observation["obs"]
+            once[FRAMES] = leaf((env.frames - 1, *obs.shape[1:]), obs.dtype)
+        return Row(env.held, env.action_leaf, self.policy.extras, once, env.reward_leaf)
+
+    @cached_property
     def params_size(self) -> int:
         return Params(self.policy.shapes).flat.size
 
     @cached_property
     def lanes(self) -> list[Channel]:
         spec, relax = self.spec, self.relax
-        layout = rollout_layout(
-            spec.env.observation, spec.env.action.leaf, self.policy.extras, spec.T, spec.envs
-        )
+        layout = rollout_layout(self.row, spec.T, spec.envs)
         # Beside what the store holds: what is being made for `lead` updates and the current one,
         # and what the learner has in hand.
         each = -(-self.balance.steps_per_update // (spec.rows_per_rollout * spec.actors))
@@ -379,7 +413,8 @@ class Topology:
 
     @property
     def answers(self) -> list[Channel]:
-        layout = answers_layout(self.spec.env.action.leaf, self.policy.extras, self.spec.envs)
+        env, envs = self.spec.env, self.spec.envs
+        layout = answers_layout(env.action_leaf, self.policy.extras, self.recurrent, envs)
         return [
             Channel(f"{self.prefix}answers-{i}", layout, 1)
             for i in range(self.spec.actors)
@@ -387,7 +422,8 @@ class Topology:
         ]
 
     def store(self, transport: Transport) -> Store:
-        memory = Lanes(tuple(transport.memory(lane) for lane in self.lanes))
+        lanes = tuple(transport.memory(lane) for lane in self.lanes)
+        memory = Lanes(lanes, self.spec.env.frames)
         store, learners = self.config.algorithm.store(self.spec, memory), self.spec.learners
         if self.relax.start == "batch" and self.relax.window == 1:
             return _shared_equally(store, learners)
@@ -406,10 +442,19 @@ class Topology:
         layout = batch_layout(store.selection, self.spec.learners)
         return Channel(self.batches_name(learner), layout, self._depth(store))
 
+    def priorities(self, store: Store, learner: int = 0) -> Channel | None:
+        """What a learner tells of the steps of its updates, where the store wants to know."""
+        if not self.prioritizes:
+            return None
+        if not isinstance(store, PriorityStore):
+            raise TypeError(f"{type(store).__name__} has no prioritize(), which prioritizes asks")
+        layout = priority_layout(store.selection, self.spec.learners)
+        return Channel(self.priorities_name(learner), layout, self._depth(store) + 1)
+
     def memory(self, transport: Transport) -> dict[str, Mapping[str, Array]]:
         """What each channel of the group holds, by its name."""
         store, learners = self.store(transport), range(self.spec.learners)
-        channels = [*self.lanes, *(self.batches(store, i) for i in learners)]
+        channels = [*self.lanes, *(self.batches(store, i) for i in learners), *self.told(store)]
         return {channel.name: transport.memory(channel) for channel in channels}
 
     def _depth(self, store: Store) -> int:
@@ -440,6 +485,7 @@ class Topology:
             seed=int(generator(spec.seed, "env", spec.index("env", index), life).integers(2**31)),
             make=self.make,
             send=TRIGGERS[send] if send else None,
+            halves=self.config.scale.halves,
         )
 
     def server(self, transport: Transport, clock: Callable[[], float] | None = None) -> Server:
@@ -467,7 +513,13 @@ class Topology:
             ordered=relax.late == "wait",
             max_staleness=most - (relax.window - 1),
             record=not relax.exact,
+            priorities=[transport.inbox(channel) for channel in self.told(store)],
         )
+
+    def told(self, store: Store) -> list[Channel]:
+        """The priorities of all learners, where there are such."""
+        told = (self.priorities(store, i) for i in range(self.spec.learners))
+        return [channel for channel in told if channel is not None]
 
     def learner(
         self,
@@ -482,6 +534,7 @@ class Topology:
         spec = dataclasses.replace(self.spec, learner=index, team=team, shared=shared)
         store, when = self.store(transport), self.config.relax.publish_when
         trainer, first = self.config.algorithm.trainer(spec), index == 0
+        told = self.priorities(store, index)
         return Learner(
             trainer=trainer,
             store=store,
@@ -498,6 +551,7 @@ class Topology:
             mixer=self._mixer(trainer, transport) if first and self.mixes else None,
             joined=self.mixes,
             skip=self.config.faults.nonfinite == "skip",
+            priorities=None if told is None else transport.outbox(told),
         )
 
     def _mixer(self, trainer: Trainer, transport: Transport) -> Mixer:
@@ -559,6 +613,26 @@ def _shared_equally(store: Store, learners: int) -> Store:
     )
 
 
+def _check_halves(config: Config, env: Env) -> None:
+    """Can one half of the envs simulate while actions are chosen for the other?"""
+    if not config.scale.halves:
+        return
+    why = None
+    if not isinstance(env, Halves):
+        why = f"{env.spec.id} steps all of its envs at once"
+    elif env.num_envs < 2:
+        why = "one env has no halves"
+    elif config.relax.send_when is not None:
+        why = "relax.send_when looks at rows that all envs have made"
+    elif config.relax.infer == "server" or config.scale.relax == "seed":
+        why = "a server chooses for all envs of an actor at once"
+    if why is not None:
+        raise Refusal(
+            f"scale.halves = true cannot be: {why}, so nothing would overlap. Set scale.halves = "
+            f"false."
+        )
+
+
 def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:
     """`make(num_envs)` makes envs, by default as the config says; without a `spec`, an env is made
     to look at."""
@@ -566,6 +640,7 @@ def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = No
     spare = []
     if spec is None:
         spare = [make(config.scale.envs_per_actor)]
+        _check_halves(config, spare[0])
         spec = make_spec(config, spare[0].spec)
     joined = Topology(config, spec, make, spare)
     joined.check_memory()

@@ -65,6 +65,8 @@ class ScaleConfig:
     """groups of actors, buffer and learners; [join] says how they learn together"""
     envs_per_actor: Annotated[int, Bound(1, 1_000_000)] = 8
     """envs that an actor steps together"""
+    halves: bool = False
+    """one half of an actor's envs simulates while actions are chosen for the other; Atari can"""
     rollout_length: Count = 32
     """steps of each env in a rollout"""
     cores: Count = 1

@@ -57,13 +57,49 @@ Action = Discrete | MultiDiscrete | Continuous
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What one env observes and accepts."""
+    """What one env observes and accepts.
+
+    Where there are several agents, "obs" is [A, ...], and so are actions. Beside it there may be
+    "mask" [A, n] bool, the actions that are legal now (without agents: [n]); "alive" [A] bool, the
+    agents that act now; and "state" [...], what a critic may see and a policy may not. Agents whose
+    spaces differ are padded with zeros, or with actions that are never legal.
+    """
 
     id: str
     observation: Layout
     """leaves of one observation; "obs" is the one that policies look at"""
     action: Action
+    """of one agent"""
     max_episode_steps: int | None = None
+    agents: tuple[str, ...] = ()
+    """names; none: there is one agent, and no axis for it"""
+    own_rewards: bool = False
+    """every agent has a reward of its own: [B, A] instead of [B]"""
+    widths: tuple[int, ...] = ()
+    """numbers that each agent's "obs" has before padding; none: all are alike"""
+    choices: tuple[int, ...] = ()
+    """actions that each agent has before padding; none: all are alike"""
+    frames: int = 1
+    """pictures that "obs" is a stack of along its first axis, the newest last; a rollout holds each
+    of them once"""
+
+    @property
+    def held(self) -> Layout:
+        """The leaves of one observation as a rollout holds it: of a stack, the newest picture."""
+        if self.frames == 1:
+            return self.observation
+        obs = self.observation["obs"]
+        return self.observation | {"obs": leaf(obs.shape[1:], obs.dtype)}
+
+    @property
+    def action_leaf(self) -> Leaf:
+        """Actions of all agents of one env."""
+        one = self.action.leaf
+        return leaf((len(self.agents), *one.shape), one.dtype) if self.agents else one
+
+    @property
+    def reward_leaf(self) -> Leaf:
+        return leaf((len(self.agents),) if self.own_rewards else (), np.float32)
 
     def tree(self) -> State:
         """As JSON can hold it, for another process."""
@@ -75,6 +111,11 @@ class EnvSpec:
             "observation": observation,
             "action": [kind, action],
             "max_episode_steps": self.max_episode_steps,
+            "agents": list(self.agents),
+            "own_rewards": self.own_rewards,
+            "widths": list(self.widths),
+            "choices": list(self.choices),
+            "frames": self.frames,
         }
 
     @classmethod
@@ -83,7 +124,20 @@ class EnvSpec:
         kind, fields = tree["action"]
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         observation = {k: leaf(tuple(s), dtype) for k, (s, dtype) in tree["observation"].items()}
-        return cls(tree["id"], observation, kinds[kind](**fields), tree["max_episode_steps"])
+        rest = {k: tuple(v) if isinstance(v, list) else v for k, v in tree.items()}
+        return cls(**rest | {"observation": observation, "action": kinds[kind](**fields)})
+
+
+class Score(NamedTuple):
+    """What is reported of a step, where it is not what is learnt from."""
+
+    reward: Array | None = None
+    """[B]; none: the reward itself, its mean over the agents where each has its own"""
+    ended: Array | None = None
+    """[B] bool: here an episode ended that is worth a report; none: those terminated or truncated.
+    With a life as an episode, only the last one of a game is"""
+    won: Array | None = None
+    """[B] bool, of those that ended; none: there is no winning"""
 
 
 class TimeStep(NamedTuple):
@@ -92,7 +146,7 @@ class TimeStep(NamedTuple):
     observation: Leaves
     """each [B, ...]: what follows the step; of an episode's last step, its last observation"""
     reward: Array
-    """[B]; 0 where valid is False because the step only reset its env"""
+    """[B], or [B, A]; 0 where valid is False because the step only reset its env"""
     terminated: Array
     """[B] bool: the episode ended and no value follows"""
     truncated: Array
@@ -100,6 +154,8 @@ class TimeStep(NamedTuple):
     valid: Array
     """[B] bool: False where the step only reset its env, or where a truncated episode's last
     observation is not known because the env was reset in the same step"""
+    score: Score = Score()
+    """what is reported, where it differs"""
 
 
 class Env(Protocol):
@@ -129,6 +185,18 @@ class Restorable(Protocol):
     def load_state(self, state: State) -> None: ...
 
 
+@runtime_checkable
+class Halves(Protocol):
+    """An env whose two halves, the first B // 2 envs and the rest, can be stepped apart, so that
+    one simulates while actions are chosen for the other."""
+
+    def begin(self, half: int, action: Array) -> None:
+        """Let the envs of a half go on by these actions, without waiting for them."""
+
+    def end(self, half: int) -> TimeStep:
+        """What came of it: arrays over the half's envs, its own until its next `end`."""
+
+
 class Factory(Protocol):
     def __call__(self, num_envs: int, **kwargs: Any) -> Env: ...
 
@@ -144,7 +212,7 @@ def first_observation(env: Env, seed: int) -> Leaves:
             f"{env.spec.id} raised {type(error).__name__} in its first reset: {error}. So no step "
             f"can be made. Mend the env, or check env.kwargs."
         ) from error
-    if problem := _misfit(env, observation):
+    if problem := _misfit(env.spec, env.num_envs, observation):
         raise Refusal(f"{env.spec.id}: the first reset gave {problem}. Mend reset() or the spec.")
     return observation
 
@@ -157,22 +225,23 @@ def remake(env: Env, make: Callable[[int], Env], seed: int) -> tuple[Env, Leaves
     return new, new.reset(seed)
 
 
-def check_step(env: Env, observation: Leaves, *columns: Array) -> None:
-    """Does an env's first step have the shapes that its spec promises?"""
-    problem = _misfit(env, observation)
-    for name, column in zip(TimeStep._fields[1:], columns, strict=True):
-        if np.shape(column) != (env.num_envs,):
-            problem = f"{name} of shape {np.shape(column)}, not ({env.num_envs},)"
+def check_step(spec: EnvSpec, envs: int, step: TimeStep) -> None:
+    """Does the first step of so many envs have the shapes that the spec promises?"""
+    problem = _misfit(spec, envs, step.observation)
+    for name, column in zip(TimeStep._fields[1:5], step[1:5], strict=True):
+        own = spec.reward_leaf.shape if name == "reward" else ()
+        if np.shape(column) != (shape := (envs, *own)):
+            problem = f"{name} of shape {np.shape(column)}, not {shape}"
     if problem:
-        raise Failure(f"{env.spec.id}: the first step gave {problem}. Mend step() or the spec.")
+        raise Failure(f"{spec.id}: the first step gave {problem}. Mend step() or the spec.")
 
 
-def _misfit(env: Env, observation: Leaves) -> str | None:
+def _misfit(spec: EnvSpec, envs: int, observation: Leaves) -> str | None:
     """How an observation differs from the spec, in words."""
-    if set(observation) != set(env.spec.observation):
-        return f"the leaves {sorted(observation)}, not {sorted(env.spec.observation)}"
-    for name, expected in env.spec.observation.items():
-        shape = (env.num_envs, *expected.shape)
+    if set(observation) != set(spec.observation):
+        return f"the leaves {sorted(observation)}, not {sorted(spec.observation)}"
+    for name, expected in spec.observation.items():
+        shape = (envs, *expected.shape)
         if np.shape(observation[name]) != shape:
             return f'"{name}" of shape {np.shape(observation[name])}, not {shape}'
         if not np.can_cast(np.asarray(observation[name]).dtype, expected.dtype, "same_kind"):

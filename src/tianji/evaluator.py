@@ -11,6 +11,7 @@ from tianji.channel import Subscriber
 from tianji.env import Env, remake
 from tianji.errors import Failure
 from tianji.fault import Fault, raised
+from tianji.ledger import Ledger
 from tianji.role import Did, State
 from tianji.types import EPISODE, Array, Leaves, Params
 
@@ -43,9 +44,8 @@ class Evaluation:
         except Exception as error:
             raise EnvRaised(env, error, 0) from error
         self._recurrent = policy.initial(env.num_envs)
-        self._returns = np.zeros(env.num_envs, np.float64)
-        self._lengths = np.zeros(env.num_envs, np.int64)
-        self._ended: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
+        self._ledger = Ledger(env.num_envs)
+        self._ended: list[list[Array]] = [[] for _ in range(env.num_envs)]
 
     def step(self) -> Array | None:
         """One step of all envs; the episodes, EPISODE records, once enough have ended."""
@@ -56,15 +56,11 @@ class Evaluation:
             raise EnvRaised(self._env, error, self.steps) from error
         self.steps += 1
         self._observation = step.observation
-        self._returns += step.reward
-        self._lengths += step.valid | step.truncated
-        ended = step.terminated | step.truncated
         restart(self._policy, self._recurrent, step.terminated | ~step.valid)
-        for i in np.flatnonzero(ended):
-            self._ended[i].append((float(self._returns[i]), int(self._lengths[i])))
-            self._returns[i] = 0.0
-            self._lengths[i] = 0
-        if ended.any() and all(len(episodes) >= self._share for episodes in self._ended):
+        envs, ended = self._ledger.count(step)
+        for i, episode in zip(envs.tolist(), ended, strict=True):
+            self._ended[i].append(episode)
+        if len(envs) and all(len(episodes) >= self._share for episodes in self._ended):
             rounds = [e[k] for k in range(self._share) for e in self._ended]
             return np.array(rounds[: self._episodes], EPISODE)
         return None

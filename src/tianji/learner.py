@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tianji.algorithm import Metrics, Store, Trainer
-from tianji.channel import Inbox, Publisher, Slot
+from tianji.algorithm import Metrics, PriorityTrainer, Store, Trainer
+from tianji.channel import Inbox, Outbox, Publisher, Slot
 from tianji.errors import Failure
 from tianji.join import MIX, NO_MODEL, Mixer
 from tianji.role import Did, State
@@ -57,14 +57,17 @@ class Learner:
         mixer: Mixer | None = None,
         joined: bool = False,
         skip: bool = False,
+        priorities: Outbox | None = None,
     ) -> None:
         """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent.
         `joined`: the first learner of the team has a `mixer`, and the others follow it. `skip`: an
-        update that is not finite is left out, else it raises."""
+        update that is not finite is left out, else it raises. By `priorities` the buffer is told
+        how much each step of a batch is worth."""
         self.name = "learner" if team.rank == 0 else f"learner-{team.rank}"
         self.skipped: NonFinite | None = None
         """what the last update would have been; set when `step` returns UPDATE"""
         self._skip = skip
+        self._priorities = priorities
         self._skips = 0
         """updates left out since the last one that was not"""
         self._before: State | None = None
@@ -231,12 +234,26 @@ class Learner:
             freshness=sum(fresh for fresh, _ in freshness) / len(freshness),
             share=freshness[-1][1],
         )
+        if self._priorities is not None and self.skipped is None:
+            self._prioritize(self._priorities)
         for piece in self._pieces:
             self._batches.release(piece)
         self._owed += len(self._pieces)
         self._pieces, self._taken, self._staleness = [], [], []
         if self._mixer is None:
             self._go_on()
+
+    def _prioritize(self, outbox: Outbox) -> None:
+        """Tell the buffer what this update's steps are worth, before more are asked for. Where it
+        is so far behind that there is no room, they keep what they have."""
+        assert isinstance(self._trainer, PriorityTrainer)
+        if (slot := outbox.reserve()) is None:
+            return
+        (piece,) = self._pieces
+        told = slot.arrays
+        for name, array in told.items():
+            array[...] = self._trainer.priorities() if name == "priority" else piece.leaf(name)
+        outbox.push(slot)
 
     def _told(self) -> Array:
         """The staleness of all that the team took; its steps are consumed now."""

@@ -128,18 +128,18 @@ class Recorder:
             self._view_due = now + max(self._view.every, 100 * (self._clock() - before))
         self._due = min(self._row_due, self._view_due)
 
-    def evaluation(
-        self,
-        steps: int,
-        version: int,
-        returns: Sequence[float] | Array,
-        lengths: Sequence[int] | Array,
-    ) -> None:
-        """The episodes that were played with a version that had seen so many steps."""
-        mean = mean_of(returns)
-        row = {"eval/mean_reward": mean, "eval/mean_ep_length": mean_of(lengths)}
+    def evaluation(self, steps: int, version: int, episodes: Array) -> None:
+        """EPISODE records, played with a version that had seen so many steps."""
+        played = Episodes()
+        played.add(episodes)
+        mean = mean_of(episodes["return"].tolist())
+        length = mean_of(episodes["length"].tolist())
+        row = {"eval/mean_reward": mean, "eval/mean_ep_length": length}
+        said = "no episode" if mean is None else f"return {number(mean)}, {len(episodes)} episodes"
+        if (win_rate := played.win_rate) is not None:
+            row["eval/win_rate"] = win_rate
+            said += f", {win_rate:.0%} won"
         self._write(steps, version, row)
-        said = "no episode" if mean is None else f"return {number(mean)}, {len(returns)} episodes"
         self.event(f"evaluated version {version} at {human(steps)} steps: {said}")
 
     def event(self, text: str) -> None:
@@ -223,6 +223,8 @@ class Recorder:
             "replay_ratio": last.consumed / last.received if last.received else None,
             "filtered": last.filtered,
         }
+        if (win_rate := self._episodes.win_rate) is not None:
+            summary["win_rate"] = win_rate
         return summary | ({"rows_lost": self.rows_lost} if self.rows_lost else {})
 
     def state(self) -> State:
@@ -233,10 +235,8 @@ class Recorder:
             "produced": last.produced,
             "received": last.received,
             "consumed": last.consumed,
-            "episodes": self.episodes,
+            **self._episodes.state(),
             "rows_lost": self.rows_lost,
-            "returns": np.array(self._episodes.returns, np.float64),
-            "lengths": np.array(self._episodes.lengths, np.int64),
             "return_first": self._return_first,
             "return_best": self._return_best,
             "curve": np.array(self._curve.points, np.float64).reshape(-1, 2),
@@ -252,8 +252,7 @@ class Recorder:
         self._last = only_counts(*counts)
         self.rows_lost = state["rows_lost"]
         self.faults = Counter(state["faults"])
-        returns, lengths = state["returns"].tolist(), state["lengths"].tolist()
-        self._episodes.load(state["episodes"], returns, lengths)
+        self._episodes.load_state(state)
         self._return_first, self._return_best = state["return_first"], state["return_best"]
         self._curve = Curve([(x, y) for x, y in state["curve"].tolist()])
         self._whole = Histogram.of(state["staleness"])
@@ -299,6 +298,7 @@ class Recorder:
             return_mean=finite(self.return_mean),
             return_best=self._return_best,
             length_mean=self.length_mean,
+            win_rate=self._episodes.win_rate,
             staleness=staleness,
             util=self._util,
             curve=tuple(self._curve.points),
@@ -319,6 +319,8 @@ class Recorder:
             "flow/received_sps": rates.received,
             "flow/consumed_sps": rates.consumed,
         }
+        if (win_rate := self._episodes.win_rate) is not None:
+            row["rollout/win_rate"] = win_rate
         if (received := last.received - before.received) > 0:
             row["flow/replay_ratio"] = (last.consumed - before.consumed) / received
         if staleness is not None:

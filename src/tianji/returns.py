@@ -53,7 +53,9 @@ def n_step(
     np.logical_and.accumulate(used, axis=0, out=used)
     last = used.sum(axis=0) - 1
     powers = np.power(gamma, np.arange(n + 1)).astype(np.float32)
-    ret = np.where(used, reward[:n] * powers[:n, None], np.float32(0)).sum(axis=0)
+    own = (1,) * (reward.ndim - 2)  # agents may have rewards of their own
+    weight = np.where(used, powers[:n, None], np.float32(0)).reshape(*used.shape, *own)
+    ret = (reward[:n] * weight).sum(axis=0)
     ended = (used & terminated[:n]).any(axis=0)
     return ret, np.where(ended, np.float32(0), powers[last + 1]), last
 

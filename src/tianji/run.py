@@ -429,9 +429,8 @@ class _Run:
     def _note(self, event: Event) -> None:
         """Record it; what it makes due."""
         if isinstance(event, Evaluated):
-            returns, lengths = (event.episodes[k].tolist() for k in ("return", "length"))
-            self._recorder.evaluation(event.steps, event.version, returns, lengths)
-            self._evaluated = sum(returns) / len(returns)
+            self._recorder.evaluation(event.steps, event.version, event.episodes)
+            self._evaluated = float(event.episodes["return"].mean())
             return
         if isinstance(event, Faulted):
             self._recorder.fault(event.fault)

@@ -24,9 +24,11 @@ def asks_layout(observation: Layout, B: int) -> Layout:
     return layout | {"restart": leaf((B,), np.bool_)}
 
 
-def answers_layout(action: Leaf, extras: Layout, B: int) -> Layout:
-    """What it is answered, with the version that chose; arguments describe one env."""
+def answers_layout(action: Leaf, extras: Layout, before: Layout, B: int) -> Layout:
+    """What it is answered, with the version that chose and the recurrent state that it had before;
+    arguments describe one env."""
     layout = {f"extras.{k}": leaf((B, *v.shape), v.dtype) for k, v in extras.items()}
+    layout |= {f"before.{k}": leaf((B, *v.shape), v.dtype) for k, v in before.items()}
     layout["action"] = leaf((B, *action.shape), action.dtype)
     return layout | {"version": leaf((1,), np.int64)}
 
@@ -152,22 +154,24 @@ class Server:
             restart(self._policy, self._recurrent[ask.actor], arrays["restart"])
         observation = _stacked([_under("observation.", arrays) for arrays in asks])
         before = _stacked([self._recurrent[ask.actor] for ask in batch])
-        action, after, extras, _ = self._policy.act(observation, before, self._rng)
+        action, after, extras, *_ = self._policy.act(observation, before, self._rng)
         for i, ask in enumerate(batch):
             rows = slice(i * self._envs, (i + 1) * self._envs)
             self._recurrent[ask.actor] = {k: array[rows].copy() for k, array in after.items()}
-            self._answer(ask.actor, action[rows], {k: a[rows] for k, a in extras.items()})
+            also = {f"extras.{k}": a[rows] for k, a in extras.items()}
+            also |= {f"before.{k}": a[rows] for k, a in before.items()}
+            self._answer(ask.actor, action[rows], also)
             self._asks[ask.actor].release(ask.slot)
             self._asks[ask.actor].grant(0)
 
-    def _answer(self, actor: int, action: Array, extras: Leaves) -> None:
+    def _answer(self, actor: int, action: Array, also: Leaves) -> None:
         slot = self._answers[actor].reserve()
         assert slot is not None, "an actor asks only where there is room for the answer"
         answer = slot.arrays
         answer["action"][:] = action
         answer["version"][:] = self.version
-        for name, array in extras.items():
-            answer[f"extras.{name}"][:] = array
+        for name, array in also.items():
+            answer[name][:] = array
         self._answers[actor].push(slot)
 
 
@@ -206,7 +210,8 @@ class Remote:
         self._asked = False
         begun = {"restart": np.zeros_like(state["restart"])}
         version = int(answer["version"][0])
-        return Decision(answer["action"], begun, _under("extras.", answer), version)
+        before = _under("before.", answer)
+        return Decision(answer["action"], begun, _under("extras.", answer), version, before)
 
     def _ask(self, observation: Leaves, restarted: Array) -> Did:
         if (slot := self._asks.reserve()) is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tianji import returns
+from tianji import frames, returns
 from tianji.algorithm import Lanes
 from tianji.errors import Failure, Refusal
 from tianji.role import State
@@ -57,7 +57,7 @@ class Fresh:
     def parts(self, selection: Leaves) -> Iterator[Rollout]:
         for lane, slot in zip(selection["lane"].tolist(), selection["slot"].tolist(), strict=True):
             memory = self._lanes.memory[lane]
-            yield Rollout.over({name: array[slot] for name, array in memory.items()})
+            yield _whole(Rollout.over({name: array[slot] for name, array in memory.items()}))
 
     def state(self) -> State:
         return {
@@ -137,19 +137,24 @@ class Window:
             B = len(lane)  # of a learner's share the last part may be smaller
             leaves: Leaves = {}
             for name, array in self._lanes.memory[0].items():
-                if name not in ("head", "episodes"):
+                if name.startswith("once."):
+                    leaves[name] = np.empty((B, *array.shape[2:]), array.dtype)
+                elif name not in ("head", "episodes"):
                     leaves[name] = np.empty((array.shape[1], B, *array.shape[3:]), array.dtype)
             versions = np.empty(B, np.int64)
             for i, memory in enumerate(self._lanes.memory):
                 (mine,) = np.nonzero(lane == i)
                 for name, array in leaves.items():
-                    array[:, mine] = memory[name][slot[mine], :, env[mine]].swapaxes(0, 1)
+                    if name.startswith("once."):
+                        array[mine] = memory[name][slot[mine], env[mine]]
+                    else:
+                        array[:, mine] = memory[name][slot[mine], :, env[mine]].swapaxes(0, 1)
                 versions[mine] = memory["head"][slot[mine], VERSION]
             head = np.zeros(8, np.int64)
             head[SOURCE], head[GAP] = -1, 1
             part = Rollout.over(leaves | {"head": head, "episodes": np.empty(0, EPISODE)})
             part.versions = versions
-            yield part
+            yield _whole(part)
 
     def state(self) -> State:
         return {
@@ -289,15 +294,18 @@ class Replay:
         def empty(rows: int, array: Array) -> Array:
             return np.empty((rows, N, *array.shape[1:]), array.dtype)
 
+        observation = {k[12:]: empty(2, a) for k, a in flat.items() if k.startswith("observation.")}
+        if (K := self._lanes.frames) > 1:
+            obs = flat["observation.obs"]
+            observation["obs"] = np.empty((2, N, K, *obs.shape[1:]), obs.dtype)
         return Rollout(
-            observation={
-                k[12:]: empty(2, a) for k, a in flat.items() if k.startswith("observation.")
-            },
+            observation=observation,
             action=empty(1, flat["action"]),
-            reward=np.empty((1, N), np.float32),
+            reward=empty(1, flat["reward"]),
             terminated=np.zeros((1, N), np.bool_),
             valid=np.ones((1, N), np.bool_),
             extras={"discount": np.empty((1, N), np.float32)},
+            once={},
             head=np.zeros(8, np.int64),
             episode_table=np.empty(0, EPISODE),
             versions=np.zeros(N, np.int64),
@@ -328,6 +336,10 @@ class Replay:
             final = window[last, np.arange(len(step))]
             end = (final + final // T + 1) * B + env
         for name, array in part.observation.items():
+            if name == "obs" and self._lanes.frames > 1:
+                array[0, where] = self._stacks(lane, begin)
+                array[1, where] = self._stacks(lane, end)
+                continue
             source = flat[f"observation.{name}"]
             array[0, where] = source[begin]
             array[1, where] = source[end]
@@ -337,6 +349,21 @@ class Replay:
         part.terminated[0, where] = discount == 0.0
         part.versions[where] = self._lanes.memory[lane]["head"][slot, VERSION]
 
+    def _stacks(self, lane: int, at: Array) -> Array:
+        """The stacks of pictures at these places of a lane's observations."""
+        memory = self._lanes.memory[lane]
+        row, env = np.divmod(at, self._B)
+        slot, row = np.divmod(row, self._T + 1)
+        newest, older = memory["observation.obs"], memory["once.frames"]
+        return frames.gather(newest, older, memory["valid"], (slot, row, env))
+
+
+def _whole(part: Rollout) -> Rollout:
+    """A rollout whose memory holds each picture of a stack once, with all stacks."""
+    if (older := part.once.pop("frames", None)) is not None:
+        part.observation["obs"] = frames.stacked(part.observation["obs"], older, part.valid)
+    return part
+
 
 def _flat(memory: object) -> Leaves:
     """Leaves [slots, T, B, ...] as [slots * T * B, ...], without a copy."""
@@ -344,5 +371,5 @@ def _flat(memory: object) -> Leaves:
     return {
         name: array.reshape(-1, *array.shape[3:])
         for name, array in memory.items()
-        if name not in ("head", "episodes")
+        if name not in ("head", "episodes") and not name.startswith("once.")
     }

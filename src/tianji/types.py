@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Leaves = dict[str, Array]
 
-EPISODE = np.dtype([("return", np.float32), ("length", np.int32)])
-"""One episode that ended: its undiscounted return and its length in steps."""
+EPISODE = np.dtype([("return", np.float32), ("length", np.int32), ("win", np.int8)])
+"""One episode that ended: its undiscounted return, its length in steps, and whether it was won: 1,
+0, or -1 where the env does not say."""
 
 VERSION, SOURCE, SEQ, UPDATE, EPISODES, STEPS, PRODUCED, GAP = range(8)
 """Places in a rollout's head, 8 integers: the policy version that acted, the actor, its count of
@@ -32,13 +33,15 @@ class Rollout:
     action: Array
     """[T, B, ...]"""
     reward: Array
-    """[T, B] float32"""
+    """[T, B] float32; [T, B, A] where every agent has its own"""
     terminated: Array
     """[T, B] bool: no value follows."""
     valid: Array
     """[T, B] bool: False where the step only reset its env."""
     extras: Leaves
     """Each [T, B, ...]: what the policy recorded beside the action, or the store did."""
+    once: Leaves
+    """Each [B, ...]: what is there once per rollout, such as the recurrent state before it."""
     head: Array
     """8 integers; see VERSION and its neighbours."""
     episode_table: Array
@@ -49,7 +52,7 @@ class Rollout:
     @classmethod
     def over(cls, leaves: Mapping[str, Array]) -> Rollout:
         """The rollout whose memory is these leaves, named as in `rollout_layout`."""
-        under: dict[str, Leaves] = {"observation": {}, "extras": {}}
+        under: dict[str, Leaves] = {"observation": {}, "extras": {}, "once": {}}
         for name, array in leaves.items():
             prefix, _, leaf = name.partition(".")
             if leaf:
@@ -61,6 +64,7 @@ class Rollout:
             terminated=leaves["terminated"],
             valid=leaves["valid"],
             extras=under["extras"],
+            once=under["once"],
             head=leaves["head"],
             episode_table=leaves["episodes"],
             versions=leaves["head"][VERSION : VERSION + 1],
@@ -95,16 +99,28 @@ def leaf(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Leaf:
     return Leaf(tuple(int(n) for n in shape), np.dtype(dtype))
 
 
-def rollout_layout(observation: Layout, action: Leaf, extras: Layout, T: int, B: int) -> Layout:
-    """The arrays of a rollout of T steps of B envs; arguments describe one step of one env."""
+class Row(NamedTuple):
+    """What one step of one env leaves in a rollout."""
+
+    observation: Layout
+    action: Leaf
+    extras: Layout
+    once: Layout
+    """what is there once per rollout"""
+    reward: Leaf = Leaf((), np.dtype(np.float32))
+
+
+def rollout_layout(row: Row, T: int, B: int) -> Layout:
+    """The arrays of a rollout of T steps of B envs."""
     layout = {
-        f"observation.{k}": leaf((T + 1, B, *v.shape), v.dtype) for k, v in observation.items()
+        f"observation.{k}": leaf((T + 1, B, *v.shape), v.dtype) for k, v in row.observation.items()
     }
-    layout["action"] = leaf((T, B, *action.shape), action.dtype)
-    layout["reward"] = leaf((T, B), np.float32)
+    layout["action"] = leaf((T, B, *row.action.shape), row.action.dtype)
+    layout["reward"] = leaf((T, B, *row.reward.shape), np.float32)
     layout["terminated"] = leaf((T, B), np.bool_)
     layout["valid"] = leaf((T, B), np.bool_)
-    layout |= {f"extras.{k}": leaf((T, B, *v.shape), v.dtype) for k, v in extras.items()}
+    layout |= {f"extras.{k}": leaf((T, B, *v.shape), v.dtype) for k, v in row.extras.items()}
+    layout |= {f"once.{k}": leaf((B, *v.shape), v.dtype) for k, v in row.once.items()}
     layout["head"] = leaf((8,), np.int64)
     layout["episodes"] = leaf((T * B,), EPISODE)
     return layout

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tianji.config import Config
 from tianji.role import State
 from tianji.trigger import TRIGGERS, Counts, Every, Reached, Trigger, either
@@ -25,10 +27,17 @@ class Episodes:
         self.return_mean: float | None = None
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.wins: deque[int] = deque(maxlen=WINDOW)
+        """1 or 0, of those that could be won"""
 
     @property
     def length_mean(self) -> float | None:
         return sum(self.lengths) / len(self.lengths) if self.lengths else None
+
+    @property
+    def win_rate(self) -> float | None:
+        """None: the env knows no winning."""
+        return sum(self.wins) / len(self.wins) if self.wins else None
 
     @property
     def full(self) -> bool:
@@ -40,12 +49,22 @@ class Episodes:
         latest = episodes[-WINDOW:]
         self.returns.extend(latest["return"].tolist())
         self.lengths.extend(latest["length"].tolist())
+        self.wins.extend(win for win in latest["win"].tolist() if win >= 0)
         self.return_mean = mean_of(self.returns)
 
-    def load(self, count: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        self.count = count
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
+    def state(self) -> State:
+        return {
+            "episodes": self.count,
+            "returns": np.array(self.returns, np.float64),
+            "lengths": np.array(self.lengths, np.int64),
+            "wins": np.array(self.wins, np.int64),
+        }
+
+    def load_state(self, state: State) -> None:
+        self.count = state["episodes"]
+        self.returns.extend(state["returns"].tolist())
+        self.lengths.extend(state["lengths"].tolist())
+        self.wins.extend(state["wins"].tolist())
         self.return_mean = mean_of(self.returns)
 
 
@@ -108,8 +127,7 @@ class Watch:
 
     def load_state(self, recorded: State) -> None:
         """Go on from what a recorder's state says."""
-        returns, lengths = (recorded[k].tolist() for k in ("returns", "lengths"))
-        self._episodes.load(recorded["episodes"], returns, lengths)
+        self._episodes.load_state(recorded)
         self._started = self._clock() - recorded["elapsed"]
         self.counts = self._counts(recorded["received"], recorded["version"])
         self._saved = recorded["elapsed"]

@@ -262,6 +262,8 @@ class LocalEngine:
             store = group.store(transport)
             for learner in range(group.spec.learners):
                 transport.open(group.batches(store, learner))
+            for channel in group.told(store):
+                transport.open(channel)
             transport.open_newest(group.snapshots, group.params_size, group.subscribers)
         return transport
 

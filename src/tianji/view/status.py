@@ -41,6 +41,7 @@ class Status:
     return_best: float | None = None
     """the best mean of 100 episodes"""
     length_mean: float | None = None
+    win_rate: float | None = None
     staleness: Staleness | None = None
     util: Mapping[str, float] = field(default_factory=dict)
     """shares of a role's time, 0 to 1, by "role/kind" """

@@ -154,6 +154,8 @@ def plain_line(status: Status) -> str:
         parts.append(f"return {number(status.return_mean)}{best}")
     if status.length_mean is not None:
         parts.append(f"length {number(status.length_mean)}")
+    if status.win_rate is not None:
+        parts.append(f"won {percent(status.win_rate)}")
     parts += [
         f"episodes {human(status.episodes)}",
         f"steps {human(status.steps)}",
@@ -226,6 +228,8 @@ def _count_lines(status: Status, room: int) -> list[Text]:
         first.append(scale, "dim")
     length = _or_dash(status.length_mean)
     pairs = [("length", length), ("updates", human(status.updates)), ("steps", human(status.steps))]
+    if status.win_rate is not None:
+        pairs.insert(0, ("won", percent(status.win_rate)))
     second = Text.assemble(("episodes  ", label), f"{human(status.episodes):>8}")
     for name, text in pairs:
         second.append(f"  {name} ", "dim").append(f"{text:<8}")
