@@ -6,9 +6,9 @@ from pathlib import Path
 import tianji
 
 ROOT = Path(tianji.__file__).parent
-NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm"}
+NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm", "ledger"}
 PURE = {"balance", "trigger", "relax"}
-PARTS = {"store", "returns", "optim", "networks", "distributions", "moments"}
+PARTS = {"store", "returns", "optim", "networks", "distributions", "moments", "frames"}
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 
 

@@ -623,12 +623,13 @@ def test_importing_the_recorder_imports_neither_rich_nor_tensorboard_nor_torch()
 def test_every_tag_is_in_the_reference(tmp_path: Path) -> None:
     clock = Clock()
     record = recorder(tmp_path, clock)
-    record.update(report(1, of=episodes((1.0, 1)), metrics={"loss": 1.0}, staleness=[1]))
+    won = np.array([(1.0, 1, 1)], EPISODE)
+    record.update(report(1, of=won, metrics={"loss": 1.0}, staleness=[1]))
     for kind in ("env", "role", "run", "update"):
         record.fault(Fault("actor-0", "it broke", kind, aborted=1))
     clock.now += 1.0
     record.tick({"learner/update": 1.0})
-    record.evaluation(10, 1, episodes((1.0, 1)))
+    record.evaluation(10, 1, won)
     record.close()
     text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))

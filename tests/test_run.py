@@ -203,10 +203,12 @@ def test_a_streamed_run_goes_on_exactly_from_any_moment():
 def test_envs_that_begin_anew_do_not_repeat_the_first_episodes(tmp_path):
     config = load_config({**PPO, "env": {"id": "Acrobot-v1"}})
     first, second = build(config).actors[0], build(config).actors[0]
-    assert np.array_equal(first._observation["obs"], second._observation["obs"])
+    assert np.array_equal(first._parts[0].observation["obs"], second._parts[0].observation["obs"])
     state = first.state()
     second.load_state(state)
-    assert not np.array_equal(first._observation["obs"], second._observation["obs"])
+    assert not np.array_equal(
+        first._parts[0].observation["obs"], second._parts[0].observation["obs"]
+    )
 
 
 def test_a_run_that_has_ended_is_not_resumed_without_a_later_end(tmp_path):

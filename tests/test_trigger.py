@@ -183,7 +183,7 @@ def padded_and_cut(trigger, updates=12, T=12, B=3, algorithm=None):
     class Told:
         def push(self, slot):
             whole = Rollout.over({k: v.copy() for k, v in slot.arrays.items()})
-            pairs.append((whole, cut(whole, actor._t)))
+            pairs.append((whole, cut(whole, actor._parts[0].t)))
             outbox.push(slot)
 
         def __getattr__(self, name):

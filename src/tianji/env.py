@@ -257,6 +257,9 @@ _FACTORIES: dict[str, Factory | str] = {
     "toy/Target": "tianji.envs.toy:Target",
 }
 
+_FAMILIES: dict[str, str] = {}
+"""by the beginning of an env.id, whose rest is the first argument beside the number of envs"""
+
 
 def register_env(name: str) -> Callable[[Factory], Factory]:
     """Decorator: make an own `Env` class known by a name that configs can use as env.id."""
@@ -289,10 +292,14 @@ def import_modules(modules: tuple[str, ...]) -> None:
 def make_env(id: str, num_envs: int, kwargs: dict[str, Any], render: bool = False) -> Env:
     """The env of this name: our own by registry, all others from Gymnasium."""
     factory = _FACTORIES.get(id)
+    for beginning, family in _FAMILIES.items():
+        if factory is None and id.startswith(beginning):
+            kwargs = {"name": id.removeprefix(beginning), **kwargs}
+            factory = family
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
         factory = getattr(importlib.import_module(module), attribute)
-        _FACTORIES[id] = factory
+        assert callable(factory)
     if factory is not None:
         try:
             inspect.signature(factory).bind(num_envs, **kwargs)
