@@ -143,6 +143,8 @@ class StopConfig:
 
     return_: float | None = None
     """mean return of the last 100 episodes"""
+    win_rate: Annotated[float, Bound(0, infinite=True)] | None = None
+    """share of the last 100 episodes that were won, 0 to 1, where the env says so"""
     steps: Count | None = None
     """env steps received"""
     updates: Count | None = None
@@ -412,7 +414,7 @@ def _check(config: Config, available: int) -> None:
     if all(getattr(stop, f.name) is None for f in dataclasses.fields(stop)):
         raise Refusal(
             "[stop] is empty, so the run would never end. Set stop.steps, stop.return, "
-            "stop.updates or stop.seconds."
+            "stop.win_rate, stop.updates or stop.seconds."
         )
     assert config.scale.relax in PRESETS
     lead = config.relax.lead

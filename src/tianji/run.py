@@ -45,6 +45,8 @@ from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
+LATER = {"return": "inf", "win_rate": "1"}
+"""what puts an end off that no doubling would"""
 RESCUE = 3.0
 """seconds in which a learner must come to rest after another role's failure, to be saved"""
 
@@ -511,6 +513,7 @@ class _Run:
             updates=self._engine.version,
             episodes=summary["episodes"],
             return_mean=summary["return_mean"],
+            win_rate=summary.get("win_rate"),
             steps_per_s={k: round(v, 1) for k, v in summary["steps_per_s"].items()},
             replay_ratio=summary["replay_ratio"],
             staleness=summary["staleness"],
@@ -535,10 +538,9 @@ class _Run:
         by_name = counts.by_name()
         reached = [name for name, limit in self._limits.items() if by_name[name] >= limit]
         later = [
-            "stop.return=inf" if name == "return" else f"stop.{name}={math.ceil(2 * by_name[name])}"
-            for name in reached
+            f"stop.{name}={LATER.get(name) or math.ceil(2 * by_name[name])}" for name in reached
         ]
-        if reached == list(self._limits) == ["return"]:
+        if reached == list(self._limits) and set(reached) <= {"return", "win_rate"}:
             later.append(f"stop.steps={2 * counts.steps}")
         words = shlex.join(["tianji", "resume", str(self._folder), *later])
         raise Refusal(
