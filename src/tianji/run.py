@@ -45,8 +45,8 @@ from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
-LATER = {"return": "inf", "win_rate": "1"}
-"""what puts an end off that no doubling would"""
+SCORES = {"return", "win_rate"}
+"""stop conditions that are no counts: doubling them would not put the end off"""
 RESCUE = 3.0
 """seconds in which a learner must come to rest after another role's failure, to be saved"""
 
@@ -538,9 +538,10 @@ class _Run:
         by_name = counts.by_name()
         reached = [name for name, limit in self._limits.items() if by_name[name] >= limit]
         later = [
-            f"stop.{name}={LATER.get(name) or math.ceil(2 * by_name[name])}" for name in reached
+            f"stop.{name}={'inf' if name in SCORES else math.ceil(2 * by_name[name])}"
+            for name in reached
         ]
-        if reached == list(self._limits) and set(reached) <= {"return", "win_rate"}:
+        if reached == list(self._limits) and set(reached) <= SCORES:
             later.append(f"stop.steps={2 * counts.steps}")
         words = shlex.join(["tianji", "resume", str(self._folder), *later])
         raise Refusal(
