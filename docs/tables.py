@@ -370,6 +370,38 @@ def restart() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(words, 119)]) + "\n"
 
 
+def learning() -> str:
+    """What every algorithm came to, over seeds."""
+    rows = [
+        "| config | chance | target | reached | came to | env steps | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    notes, machines = [], {}
+    for path in sorted((RESULTS / "learning").glob("*.json")):
+        results = json.loads(path.read_text())
+        runs, name = results["runs"], results["config"]
+        won = results["by"] == "win_rate"
+        say = "{:.0%}".format if won else "{:.4g}".format
+        target = (
+            "" if results["target"] is None else f"{'won ' if won else ''}{say(results['target'])}"
+        )
+        reached = "" if not target else f"{sum(r['reached'] for r in runs)} of {len(runs)}"
+        cells = [
+            ", ".join(say(r["value"]) for r in runs),
+            ", ".join(f"{r['steps'] / 1e6:.2f} M" for r in runs),
+            ", ".join(f"{r['total_s']:.0f}" for r in runs),
+        ]
+        where = machines.setdefault(_machine(results), len(machines) + 1)
+        head = f"[`{name}`](../configs/{name}.toml)<sup>{where}</sup>"
+        rows.append(
+            f"| {head} | {say(results['chance'])} | {target} | {reached} | {' | '.join(cells)} |"
+        )
+        notes.append(f"{results['command']}")
+    told = [f"{number}: {machine}." for machine, number in machines.items()]
+    commands = ["```", *dict.fromkeys(notes), "```"]
+    return "\n".join([*rows, "", " ".join(told), "", "The commands:", "", *commands]) + "\n"
+
+
 def _loaded(results: dict) -> str:
     return f"used by others, too (load {results['machine']['load_1min']:.1f})"
 
@@ -418,7 +450,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
     return "\n".join(rows) + "\n"
 
 
-MEASURED = (measured, parallel, chaos, groups, supervision, restart)
+MEASURED = (measured, parallel, chaos, groups, supervision, restart, learning)
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
 
