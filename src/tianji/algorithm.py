@@ -305,6 +305,8 @@ class Algorithm(Protocol):
 ALGORITHMS: dict[str, str | type[Any]] = {
     "dqn": "tianji.algorithms.dqn:DQN",
     "ppo": "tianji.algorithms.ppo:PPO",
+    "sac": "tianji.algorithms.sac:SAC",
+    "td3": "tianji.algorithms.td3:TD3",
 }
 
 
