@@ -147,10 +147,10 @@ class Squashed:
         mean, log_std = output[:, : self._dimensions], output[:, self._dimensions :]
         noise = rng.standard_normal(mean.shape, dtype=np.float32)
         spread = np.exp(np.clip(log_std, self.LOWEST, self.HIGHEST))
-        return np.tanh(mean + spread * noise)
+        return np.tanh(mean + spread * noise)  # type: ignore[no-any-return]
 
     def greedy(self, output: Array) -> Array:
-        return np.tanh(output[:, : self._dimensions])  # type: ignore[no-any-return]
+        return np.tanh(output[:, : self._dimensions])
 
     def draw(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions by standard normal noise [N, d], through which gradients flow, and the log of
@@ -180,12 +180,12 @@ class Bounds:
     def outer(self, action: Array) -> Array:
         """What the env takes; never beyond its bounds, whatever the rounding."""
         scaled = self.centre + self.reach * action
-        return np.clip(scaled, self._least, self._most)
+        return np.clip(scaled, self._least, self._most)  # type: ignore[no-any-return]
 
     def inner(self, action: Array) -> Array:
         """The same in -1..1; what cannot move is 0."""
         span = np.where(self.reach > 0, self.reach, np.float32(1.0))
-        return (action - self.centre) / span  # type: ignore[no-any-return]
+        return (action - self.centre) / span
 
 
 def bounds(algorithm: str, env: EnvSpec) -> Bounds:

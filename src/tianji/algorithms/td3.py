@@ -149,7 +149,11 @@ class Trainer:
         for name, module in modules.items():
             module.to(spec.device)
             optimizer = Optimizer(
-                {name: module}, hyper.max_grad_norm, team=spec.team, shared=shared
+                {name: module},
+                hyper.max_grad_norm,
+                team=spec.team,
+                shared=shared,
+                gradients=spec.gradients,
             )
             self._optimizers[name] = optimizer
             shared = shared and shared.after(len(optimizer.flat.data))
