@@ -9,6 +9,7 @@ ROOT = Path(tianji.__file__).parent
 NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm", "ledger"}
 PURE = {"balance", "trigger", "relax"}
 PARTS = {"store", "returns", "optim", "networks", "distributions", "moments", "frames"}
+PARTS |= {"gradients"}
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 
 

@@ -61,6 +61,33 @@ class Network:
     """between the layers of an mlp"""
 
 
+@dataclass
+class Gradients:
+    """What becomes of gradients before a step: the learner says how stale its batch is, optimizers
+    say what they did."""
+
+    kind: str = "none"
+    """the word of relax.gradient"""
+    optimizers: int = 0
+    """that heed it"""
+    staleness: float = 0.0
+    """versions behind, of the batch in hand: the mean over this learner's share"""
+    steps: int = 0
+    """that optimizers were asked for since the last update"""
+    skipped: int = 0
+    """of them, left out"""
+    damped: int = 0
+    """of them, made smaller than they would have been"""
+
+    def told(self) -> Metrics:
+        """Of the update that ended, as shares of its steps; then count anew."""
+        if self.kind == "none":
+            return {}
+        steps, skipped, damped = max(1, self.steps), self.skipped, self.damped
+        self.steps = self.skipped = self.damped = 0
+        return {"gradient_skipped": skipped / steps, "gradient_damped": damped / steps}
+
+
 @dataclass(frozen=True)
 class Spec:
     """All that an algorithm's parts are told of the run."""
@@ -102,6 +129,8 @@ class Spec:
     """the learners of the group, for the optimizer and for whatever is a mean over a batch"""
     shared: Shared | None = field(default=None, compare=False)
     """parameters that the learners of all groups step without locks"""
+    gradients: Gradients = field(default_factory=Gradients, compare=False)
+    """what becomes of gradients against staleness: for every optimizer of a trainer"""
 
     @property
     def rows_per_rollout(self) -> int:
@@ -305,6 +334,8 @@ class Algorithm(Protocol):
 ALGORITHMS: dict[str, str | type[Any]] = {
     "dqn": "tianji.algorithms.dqn:DQN",
     "ppo": "tianji.algorithms.ppo:PPO",
+    "sac": "tianji.algorithms.sac:SAC",
+    "td3": "tianji.algorithms.td3:TD3",
 }
 
 

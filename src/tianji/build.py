@@ -15,6 +15,8 @@ import numpy as np
 from tianji.actor import FRAMES, Actor
 from tianji.algorithm import (
     Acting,
+    Algorithm,
+    Gradients,
     Lanes,
     OnceStore,
     Policy,
@@ -87,7 +89,22 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
             )
     spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore, join=relax.join)
     config.algorithm.check(spec)
+    _check_gradient(config.algorithm, spec, relax.gradient)
     return spec
+
+
+def _check_gradient(algorithm: Algorithm, spec: Spec, gradient: str) -> None:
+    """Do the algorithm's optimizers heed what is asked of gradients?"""
+    if gradient == "none":
+        return
+    heeds = Gradients(gradient)
+    algorithm.trainer(dataclasses.replace(spec, device="cpu", gradients=heeds))
+    if not heeds.optimizers:
+        raise Refusal(
+            f'relax.gradient = "{gradient}" is nothing that {algorithm.name} can do, so it would '
+            f"be without effect. Give its Optimizer gradients=spec.gradients, or set "
+            f'relax.gradient = "none".'
+        )
 
 
 def relax_of(config: Config, spec: Spec) -> Relaxation:
@@ -531,7 +548,10 @@ class Topology:
         """Of a group's learners, the one of this index, which is its rank in the `team`."""
         if (team.rank, team.size) != (index, self.spec.learners):
             raise ValueError(f"learner {index} of {self.spec.learners} needs a team of so many")
-        spec = dataclasses.replace(self.spec, learner=index, team=team, shared=shared)
+        gradients = Gradients(self.relax.gradient)
+        spec = dataclasses.replace(
+            self.spec, learner=index, team=team, shared=shared, gradients=gradients
+        )
         store, when = self.store(transport), self.config.relax.publish_when
         trainer, first = self.config.algorithm.trainer(spec), index == 0
         told = self.priorities(store, index)
@@ -551,6 +571,7 @@ class Topology:
             mixer=self._mixer(trainer, transport) if first and self.mixes else None,
             joined=self.mixes,
             skip=self.config.faults.nonfinite == "skip",
+            gradients=gradients,
             priorities=None if told is None else transport.outbox(told),
         )
 

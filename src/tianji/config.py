@@ -103,6 +103,8 @@ class RelaxConfig:
     """infer = server: seconds that the first ask of a batch waits for others, at most"""
     correct: Literal["none", "vtrace"] | None = None
     """against staleness: none beyond the algorithm's own, or V-trace's truncated weights"""
+    gradient: Literal["none", "gac", "age"] | None = None
+    """against staleness: gac damps what repeats the last gradient, age the steps of old batches"""
     explore: Literal["alike", "ladder"] | None = None
     """alike: one schedule for all actors; ladder: each its own constant share of random actions"""
     hosts: Literal["apart", "worker"] | None = None

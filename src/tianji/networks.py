@@ -124,6 +124,52 @@ def build(network: Network, observation: Leaf, *outputs: int) -> list[nn.Module]
     return [nn.Sequential(body, nn.Linear(FEATURES, n)) for n in outputs]
 
 
+class Critics(nn.Module):
+    """Values of continuous actions by several networks at once, [N, ...] and [N, d] to [heads, N].
+
+    Their layers are multiplied as one batch, which is quicker than one network after the other.
+    Pictures pass convolutions first, which all heads share."""
+
+    def __init__(self, network: Network, observation: Leaf, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.body = convolutions(observation) if kind(network, observation) == "cnn" else None
+        features = int(np.prod(observation.shape)) if self.body is None else FEATURES
+        widths = [features + width, *network.hidden, 1]
+        pairs = list(itertools.pairwise(widths))
+        self.weights = nn.ParameterList(torch.zeros(heads, n, m) for n, m in pairs)
+        self.biases = nn.ParameterList(torch.zeros(heads, 1, m) for _, m in pairs)
+        self._layers = tuple(zip(self.weights, self.biases, strict=True))
+        self._activation = tanh if network.activation == "tanh" else torch.relu
+
+    def forward(self, observation: Tensor, action: Tensor, heads: int | None = None) -> Tensor:
+        """By all networks, or the first `heads` of them."""
+        seen = floats(observation) if self.body is None else self.body(observation)
+        x = torch.cat([seen.reshape(len(seen), -1), action], -1)
+        x = x.expand(self.weights[0][:heads].shape[0], -1, -1)  # [heads, N, features + d]
+        for weight, bias in self._layers[:-1]:
+            x = self._activation(torch.baddbmm(bias[:heads], x, weight[:heads]))
+        weight, bias = self._layers[-1]
+        return torch.baddbmm(bias[:heads], x, weight[:heads]).squeeze(-1)
+
+    def initialise(self, rng: np.random.Generator, gain: float, last: float) -> None:
+        """As the function of this name, every head with weights of its own."""
+        if self.body is not None:
+            initialise(self.body, rng, gain, last=gain)
+        with torch.no_grad():
+            for weight in self.weights:
+                of = last if weight is self.weights[-1] else gain
+                for head in weight:
+                    head.copy_(torch.from_numpy(_orthogonal(rng, *head.shape) * of))
+
+
+def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Array:
+    """A random matrix whose rows, or columns, are orthogonal and of length 1."""
+    normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(normal)
+    q *= np.sign(np.diag(r))
+    return q if rows >= columns else q.T
+
+
 def initialise(module: nn.Module, rng: np.random.Generator, gain: float, last: float) -> None:
     """Orthogonal weights of this gain, and `last` for the last layer; zero biases."""
     weights = [p for p in module.parameters() if p.ndim >= 2]
@@ -131,11 +177,8 @@ def initialise(module: nn.Module, rng: np.random.Generator, gain: float, last: f
         if parameter.ndim < 2:
             nn.init.zeros_(parameter)
             continue
-        rows, columns = parameter.shape[0], parameter[0].numel()
-        normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
-        q, r = np.linalg.qr(normal)
-        q *= np.sign(np.diag(r)) * (last if parameter is weights[-1] else gain)
-        q = q if rows >= columns else q.T
+        q = _orthogonal(rng, parameter.shape[0], parameter[0].numel())
+        q *= last if parameter is weights[-1] else gain
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(q).reshape(parameter.shape))
 

@@ -47,6 +47,8 @@ class Relaxation:
     """seconds that the first ask of a batch waits for others, at most"""
     correct: str = "none"
     """what the algorithm does against staleness: "none" beyond its own, or "vtrace" """
+    gradient: str = "none"
+    """what becomes of gradients against staleness: "none", "gac" or "age" """
     explore: str = "alike"
     """"alike": one schedule for all actors; "ladder": each has its own constant share of random
     actions"""
@@ -380,6 +382,12 @@ def _mathematics(relax: Relaxation, sizes: Sizes) -> str | None:
         return (
             'relax.correct = "vtrace" follows whole rollouts in their order, and replay draws '
             'single steps, so nothing would be corrected. Set relax.correct = "none".'
+        )
+    if relax.gradient == "age" and not sizes.on_policy:
+        return (
+            'relax.gradient = "age" makes steps smaller the older a batch is, and replay is '
+            "thousands of versions old by design, so that hardly anything would be learnt. Set "
+            'relax.gradient = "none", or "gac".'
         )
     if relax.explore == "ladder" and sizes.on_policy:
         return (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
 from tianji import frames, returns
-from tianji.algorithm import Lanes
+from tianji.algorithm import Lanes, Spec
 from tianji.errors import Failure, Refusal
 from tianji.role import State
 from tianji.types import EPISODE, GAP, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
@@ -356,6 +357,43 @@ class Replay:
         slot, row = np.divmod(row, self._T + 1)
         newest, older = memory["observation.obs"], memory["once.frames"]
         return frames.gather(newest, older, memory["valid"], (slot, row, env))
+
+
+class Replaying(Protocol):
+    """Hyperparameters of an algorithm whose store is a `Replay`."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def warmup(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def n_step(self) -> int: ...
+
+
+def check_replay(hyper: Replaying, spec: Spec) -> None:
+    """Refuse a replay from which the first batch, or a learner's share, could not be drawn."""
+    least = max(hyper.batch_size, hyper.n_step * spec.envs * spec.actors)
+    if hyper.warmup < least:
+        raise Refusal(
+            f"algorithm.warmup = {hyper.warmup} is too early: the first batch needs {least} steps "
+            f"(batch_size, and n_step of every env). Set warmup to {least} or more."
+        )
+    if hyper.capacity < hyper.warmup:
+        raise Refusal(
+            f"algorithm.capacity = {hyper.capacity} is less than warmup = {hyper.warmup}: the "
+            f"steps gathered first would be gone before the first update. Raise capacity."
+        )
+    if hyper.batch_size % spec.learners:
+        fit = max(1, round(hyper.batch_size / spec.learners)) * spec.learners
+        raise Refusal(
+            f"algorithm.batch_size = {hyper.batch_size} is no multiple of scale.learners = "
+            f"{spec.learners}, so that their shares could not be equal. Set batch_size to {fit}."
+        )
 
 
 def _whole(part: Rollout) -> Rollout:

@@ -186,7 +186,11 @@ class Trainer:
         self._online.to(spec.device)
         self._target = copy.deepcopy(self._online)
         self._optimizer = Optimizer(
-            {"q": self._online}, hyper.max_grad_norm, team=spec.team, shared=spec.shared
+            {"q": self._online},
+            hyper.max_grad_norm,
+            team=spec.team,
+            shared=spec.shared,
+            gradients=spec.gradients,
         )
         self._target_flat = Flat({"target": self._target})
         self._params = Params(_shapes(self._online))

@@ -216,7 +216,12 @@ class Trainer:
 
         self._team = spec.team
         self._optimizer = Optimizer(
-            modules, hyper.max_grad_norm, eps=1e-5, team=spec.team, shared=spec.shared
+            modules,
+            hyper.max_grad_norm,
+            eps=1e-5,
+            team=spec.team,
+            shared=spec.shared,
+            gradients=spec.gradients,
         )
         self._updates = 0
         self._steps = 0
