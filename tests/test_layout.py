@@ -8,7 +8,10 @@ import tianji
 ROOT = Path(tianji.__file__).parent
 NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm", "ledger"}
 PURE = {"balance", "trigger", "relax"}
-PARTS = {"store", "returns", "optim", "networks", "distributions", "moments", "frames"}
+PARTS = {
+    "store", "returns", "optim", "networks", "distributions", "moments", "frames", "sumtree",
+    "prioritized",
+}  # fmt: skip
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 
 
