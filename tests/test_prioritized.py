@@ -208,7 +208,8 @@ def test_steps_whose_slot_is_retired_or_holds_others_by_now_are_left_alone():
     store.choose(feed.rng, told)
     store.add(0, feed.add(0, valid=1.1))
     retired = told["step"] < 4
-    assert retired.any() and not retired.all()
+    assert retired.any()
+    assert not retired.all()
     store.prioritize(told, np.full(64, 7.0, np.float32))
     assert (priorities(store, feed)[0, 0] == 0).all()
     for _ in range(2):  # slot 0 holds another rollout now
