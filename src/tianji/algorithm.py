@@ -59,6 +59,8 @@ class Network:
     """widths of the hidden layers of an mlp"""
     activation: Literal["tanh", "relu"] = "tanh"
     """between the layers of an mlp"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """what convolutions compute in on a CPU; parameters, targets and losses stay float32"""
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -181,6 +182,9 @@ def initialise(module: nn.Module, rng: np.random.Generator, gain: float, last: f
         q *= last if parameter is weights[-1] else gain
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(q).reshape(parameter.shape))
+    for layer in module.modules():
+        if isinstance(layer, NoisyLinear):
+            layer.begin()
 
 
 class Inference(Protocol):
@@ -261,3 +265,131 @@ def shapes(modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
         for prefix, module in modules.items()
         for name, p in module.named_parameters()
     }
+
+
+def compute(network: Network, module: nn.Module, x: Tensor) -> Tensor:
+    """What a network of `build` gives to a trainer, the quicker way on a CPU: convolutions take
+    channels last and compute at the config's precision, the last layer in float32."""
+    if not isinstance(module, nn.Sequential) or x.device.type != "cpu":
+        return module(x)  # type: ignore[no-any-return]
+    body, last = module
+    return last(convolve(network, body, x))  # type: ignore[no-any-return]
+
+
+def convolve(network: Network, body: nn.Module, x: Tensor) -> Tensor:
+    """The features of pictures, in float32."""
+    picture, *layers = body.children()
+    x = picture(x).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16, enabled=network.precision == "bfloat16"):
+        for layer in layers:
+            x = layer(x)
+    return x.float()
+
+
+SIGMA = 0.5
+"""deviation of the noise at the beginning, over the square root of a layer's inputs"""
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer with factorised Gaussian noise of learnt size (Fortunato et al. 2018):
+    y = (W + S * out into^T) x + b + s * out."""
+
+    def __init__(self, n: int, m: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs = n, m
+        self.weight_sigma = nn.Parameter(torch.empty(m, n))
+        self.bias_sigma = nn.Parameter(torch.empty(m))
+        self.weight = nn.Parameter(torch.zeros(m, n))
+        self.bias = nn.Parameter(torch.zeros(m))
+        self.begin()
+
+    def begin(self) -> None:
+        """Let the noise have its first size."""
+        with torch.no_grad():
+            for sigma in (self.weight_sigma, self.bias_sigma):
+                sigma.fill_(SIGMA / self.inputs**0.5)
+
+    def forward(self, x: Tensor, into: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """`into` [n] and `out` [m] are one noise for all of x; without them, there is none."""
+        if into is None or out is None:
+            return functional.linear(x, self.weight, self.bias)
+        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(out, into))
+        return functional.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, out))
+
+
+def spread_noise(rng: np.random.Generator, *shape: int) -> Array:
+    """sign(x) sqrt(|x|) of normal numbers x."""
+    x = rng.standard_normal(shape, np.float32)
+    return np.copysign(np.sqrt(np.abs(x)), x)
+
+
+class Noisy(nn.Module):
+    """A network of noisy layers: those after the convolutions, or all of an mlp but the first."""
+
+    def __init__(self, network: Network, observation: Leaf, outputs: int) -> None:
+        super().__init__()
+        self._network = network
+        self.pictures = kind(network, observation) == "cnn"
+        if self.pictures:
+            *body, features, _ = convolutions(observation)
+            assert isinstance(features, nn.Linear)
+            self.body: nn.Module = nn.Sequential(*body)
+            widths = [features.in_features, features.out_features, outputs]
+        else:
+            if not network.hidden:
+                raise Refusal(
+                    "algorithm.noisy needs a hidden layer, and network.hidden has none, so there "
+                    "is nothing to put noise on. Set network.hidden = [64]."
+                )
+            first, *hidden = network.hidden
+            self.body = MLP(replace(network, hidden=()), observation, first)
+            widths = [first, *hidden, outputs]
+        self._order = tuple(NoisyLinear(n, m) for n, m in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(self._order)
+        relu = self.pictures or network.activation == "relu"
+        self._activation = torch.relu if relu else tanh
+
+    def forward(self, x: Tensor, rng: np.random.Generator | None = None) -> Tensor:
+        """With `rng`, new noise is drawn; without, there is none."""
+        if self.pictures:
+            x = convolve(self._network, self.body, x)
+        else:
+            x = self._activation(self.body(x))
+        for i, layer in enumerate(self._order):
+            x = self._activation(x) if i else x
+            if rng is None:
+                x = layer(x)
+            else:
+                noise = torch.from_numpy(spread_noise(rng, layer.inputs + layer.outputs))
+                noise = noise.to(x.device)
+                x = layer(x, noise[: layer.inputs], noise[layer.inputs :])
+        return x
+
+
+class NoisyInference:
+    """A noisy network that only answers; each row has noise of its own."""
+
+    def __init__(self, network: Network, observation: Leaf, module: Noisy, prefix: str) -> None:
+        self._relu = module.pictures or network.activation == "relu"
+        self._pictures = module.pictures
+        self._body = inference(network, observation, module.body, f"{prefix}.body")
+        self._names = [f"{prefix}.layers.{i}" for i in range(len(module.layers))]
+        self._layers: list[tuple[Array, ...]] = []
+
+    def load(self, params: Mapping[str, Array]) -> None:
+        self._body.load(params)
+        kinds = ("weight", "bias", "weight_sigma", "bias_sigma")
+        self._layers = [tuple(params[f"{name}.{k}"].T for k in kinds) for name in self._names]
+
+    def __call__(self, x: Array, rng: np.random.Generator | None) -> Array:
+        x = self._body(x)
+        for i, (weight, bias, weight_sigma, bias_sigma) in enumerate(self._layers):
+            if i or not self._pictures:
+                x = np.maximum(x, 0) if self._relu else np.tanh(x)
+            y: Array = x @ weight + bias
+            if rng is not None:
+                into, out = spread_noise(rng, *x.shape), spread_noise(rng, *y.shape)
+                # (S * out into^T) x = out * (S (into * x))
+                y += out * ((into * x) @ weight_sigma + bias_sigma)
+            x = y
+        return x
