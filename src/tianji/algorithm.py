@@ -61,6 +61,10 @@ class Network:
     """between the layers of an mlp"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """what convolutions compute in on a CPU; parameters, targets and losses stay float32"""
+    recurrent: Literal["none", "gru"] = "none"
+    """gru: a gated recurrent unit remembers what was observed; in the place of hidden layers"""
+    memory: Count = 64
+    """width of a recurrent network and of its state"""
 
 
 @dataclass
@@ -306,8 +310,8 @@ class Algorithm(Protocol):
     One whose schedules depend on when the run ends says so by a property `uses_end`: resuming it
     with another end is then not called exact. One that heeds `Spec.correct` or `Spec.explore` names
     the words that it knows in `corrects` and `explores`, beside "none" and "alike"; others are
-    refused. One whose store is a `PriorityStore` and whose trainer is a `PriorityTrainer` says so
-    by a property `prioritizes`.
+    refused. One that heeds `Network.recurrent` says so by `remembers`. One whose store is a
+    `PriorityStore` and whose trainer is a `PriorityTrainer` says so by a property `prioritizes`.
     """
 
     name: ClassVar[str]
@@ -334,7 +338,11 @@ class Algorithm(Protocol):
 
 
 ALGORITHMS: dict[str, str | type[Any]] = {
+    "a2c": "tianji.algorithms.a2c:A2C",
+    "appo": "tianji.algorithms.appo:APPO",
     "dqn": "tianji.algorithms.dqn:DQN",
+    "impala": "tianji.algorithms.impala:IMPALA",
+    "mappo": "tianji.algorithms.mappo:MAPPO",
     "ppo": "tianji.algorithms.ppo:PPO",
     "sac": "tianji.algorithms.sac:SAC",
     "td3": "tianji.algorithms.td3:TD3",

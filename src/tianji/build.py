@@ -14,6 +14,7 @@ import numpy as np
 
 from tianji.actor import FRAMES, Actor
 from tianji.algorithm import (
+    ALGORITHMS,
     Acting,
     Algorithm,
     Gradients,
@@ -24,6 +25,7 @@ from tianji.algorithm import (
     Spec,
     Store,
     Trainer,
+    algorithm_class,
 )
 from tianji.balance import Balance, uneven_rounds
 from tianji.buffer import MOST_OUT, Buffer, batch_layout, priority_layout
@@ -83,10 +85,19 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
         ("explore", relax.explore, "alike"),
     ):
         if word != plain and word not in getattr(config.algorithm, f"{key}s", ()):
+            able = [n for n in ALGORITHMS if word in getattr(algorithm_class(n), f"{key}s", ())]
             raise Refusal(
                 f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
-                f'would be without effect. Set relax.{key} = "{plain}".'
+                f'would be without effect. Set relax.{key} = "{plain}", or algorithm.name to one '
+                f"that can: {', '.join(able)}."
             )
+    if config.network.recurrent != "none" and not getattr(config.algorithm, "remembers", False):
+        able = [n for n in ALGORITHMS if getattr(algorithm_class(n), "remembers", False)]
+        raise Refusal(
+            f'network.recurrent = "{config.network.recurrent}" is nothing that '
+            f"{config.algorithm.name} can do, so it would remember nothing. Set network.recurrent "
+            f'= "none", or algorithm.name to one that can: {", ".join(able)}.'
+        )
     spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore, join=relax.join)
     config.algorithm.check(spec)
     _check_gradient(config.algorithm, spec, relax.gradient)

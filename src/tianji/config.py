@@ -101,8 +101,9 @@ class RelaxConfig:
     """infer = server: rows inferred at once, at most; none: those of all actors"""
     max_wait: NotNegative | None = None
     """infer = server: seconds that the first ask of a batch waits for others, at most"""
-    correct: Literal["none", "vtrace"] | None = None
-    """against staleness: none beyond the algorithm's own, or V-trace's truncated weights"""
+    correct: Literal["none", "clip", "vtrace", "impact", "tis"] | None = None
+    """against staleness: none beyond the algorithm's own, PPO's clipped ratio, V-trace, IMPACT's
+    target network, or truncated importance weights"""
     gradient: Literal["none", "gac", "age"] | None = None
     """against staleness: gac damps what repeats the last gradient, age the steps of old batches"""
     explore: Literal["alike", "ladder"] | None = None
@@ -547,10 +548,13 @@ def _public(name: str) -> str:
 
 
 def _meanings(kind: type[Any]) -> dict[str, str]:
-    """The line under each field of a dataclass."""
+    """The line under each field of a dataclass, also of one that it inherits."""
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__[1:]):
+        if dataclasses.is_dataclass(base):
+            meanings |= _meanings(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    meanings: dict[str, str] = {}
     for node, following in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             meanings[node.target.id] = ""

@@ -16,26 +16,43 @@ from tianji.errors import Refusal
 from tianji.types import Array
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+NEVER = -1e9
+"""logit of an action that is not legal: its probability is exactly 0, and nothing becomes NaN, not
+even where no action is"""
 
 
 class Distribution(Protocol):
-    """Over the actions of one env, from a network's `width` outputs."""
+    """Over the actions of one env, from a network's `width` outputs. Where there is a `mask`, [B,
+    width] bool, the other actions are impossible, and no part of the entropy."""
 
     width: int
     shapes: dict[str, tuple[int, ...]]
     """parameters beside the network's outputs"""
 
     def sample(
-        self, output: Array, params: Mapping[str, Array], rng: np.random.Generator
+        self,
+        output: Array,
+        params: Mapping[str, Array],
+        rng: np.random.Generator,
+        mask: Array | None = None,
     ) -> tuple[Array, Array]:
         """An action and its log-probability for each row."""
 
-    def greedy(self, output: Array) -> Array: ...
+    def greedy(self, output: Array, mask: Array | None = None) -> Array: ...
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+        self,
+        output: Tensor,
+        params: Mapping[str, Tensor],
+        action: Tensor,
+        entropy: bool = True,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The log-probability of each row's action, and each row's entropy where asked for."""
+
+
+def _legal(logits: Array, mask: Array | None) -> Array:
+    return logits if mask is None else np.where(mask, logits, np.float32(NEVER))
 
 
 def _sample(logits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -46,6 +63,10 @@ def _sample(logits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     drawn = rng.random(len(logits), dtype=np.float32) * total
     action = (cumulated[:, :-1] <= drawn[:, None]).sum(axis=1)
     return action, shifted[np.arange(len(logits)), action] - np.log(total)
+
+
+def _possible(logits: Tensor, mask: Tensor | None) -> Tensor:
+    return logits if mask is None else torch.where(mask, logits, NEVER)
 
 
 def _evaluate(logits: Tensor, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
@@ -60,17 +81,26 @@ class Categorical:
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def sample(
-        self, output: Array, params: Mapping[str, Array], rng: np.random.Generator
+        self,
+        output: Array,
+        params: Mapping[str, Array],
+        rng: np.random.Generator,
+        mask: Array | None = None,
     ) -> tuple[Array, Array]:
-        return _sample(output, rng)
+        return _sample(_legal(output, mask), rng)
 
-    def greedy(self, output: Array) -> Array:
-        return output.argmax(axis=1)  # type: ignore[no-any-return]
+    def greedy(self, output: Array, mask: Array | None = None) -> Array:
+        return _legal(output, mask).argmax(axis=1)  # type: ignore[no-any-return]
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+        self,
+        output: Tensor,
+        params: Mapping[str, Tensor],
+        action: Tensor,
+        entropy: bool = True,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        return _evaluate(output, action, entropy)
+        return _evaluate(_possible(output, mask), action, entropy)
 
 
 class MultiCategorical:
@@ -83,21 +113,34 @@ class MultiCategorical:
         self._nvec = list(action.nvec)
 
     def sample(
-        self, output: Array, params: Mapping[str, Array], rng: np.random.Generator
+        self,
+        output: Array,
+        params: Mapping[str, Array],
+        rng: np.random.Generator,
+        mask: Array | None = None,
     ) -> tuple[Array, Array]:
-        pairs = [_sample(logits, rng) for logits in np.split(output, self._cuts, axis=1)]
+        pairs = [
+            _sample(logits, rng) for logits in np.split(_legal(output, mask), self._cuts, axis=1)
+        ]
         return np.stack([a for a, _ in pairs], axis=1), sum(p for _, p in pairs)  # type: ignore[return-value]
 
-    def greedy(self, output: Array) -> Array:
-        choices = [logits.argmax(axis=1) for logits in np.split(output, self._cuts, axis=1)]
+    def greedy(self, output: Array, mask: Array | None = None) -> Array:
+        choices = [
+            logits.argmax(axis=1) for logits in np.split(_legal(output, mask), self._cuts, axis=1)
+        ]
         return np.stack(choices, axis=1)
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+        self,
+        output: Tensor,
+        params: Mapping[str, Tensor],
+        action: Tensor,
+        entropy: bool = True,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         pairs = [
             _evaluate(logits, action[..., i], entropy)
-            for i, logits in enumerate(torch.split(output, self._nvec, dim=-1))
+            for i, logits in enumerate(torch.split(_possible(output, mask), self._nvec, dim=-1))
         ]
         log_prob = torch.stack([p for p, _ in pairs]).sum(0)
         entropies = [e for _, e in pairs if e is not None]
@@ -112,18 +155,27 @@ class Gaussian:
         self.shapes: dict[str, tuple[int, ...]] = {"log_std": (self.width,)}
 
     def sample(
-        self, output: Array, params: Mapping[str, Array], rng: np.random.Generator
+        self,
+        output: Array,
+        params: Mapping[str, Array],
+        rng: np.random.Generator,
+        mask: Array | None = None,
     ) -> tuple[Array, Array]:
         log_std = params["log_std"]
         noise = rng.standard_normal(output.shape, dtype=np.float32)
         log_prob = (-0.5 * noise * noise - log_std - HALF_LOG_TAU).sum(axis=1)
         return output + noise * np.exp(log_std), log_prob
 
-    def greedy(self, output: Array) -> Array:
+    def greedy(self, output: Array, mask: Array | None = None) -> Array:
         return output.copy()
 
     def evaluate(
-        self, output: Tensor, params: Mapping[str, Tensor], action: Tensor, entropy: bool = True
+        self,
+        output: Tensor,
+        params: Mapping[str, Tensor],
+        action: Tensor,
+        entropy: bool = True,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         log_std = params["log_std"]
         noise = (action - output) * torch.exp(-log_std)

@@ -254,6 +254,8 @@ _FACTORIES: dict[str, Factory | str] = {
     "toy/Identity": "tianji.envs.toy:Identity",
     "toy/Chain": "tianji.envs.toy:Chain",
     "toy/Frames": "tianji.envs.toy:Frames",
+    "toy/Pair": "tianji.envs.toy:Pair",
+    "toy/Recall": "tianji.envs.toy:Recall",
     "toy/Target": "tianji.envs.toy:Target",
 }
 
