@@ -251,13 +251,18 @@ def _misfit(spec: EnvSpec, envs: int, observation: Leaves) -> str | None:
 
 
 _FACTORIES: dict[str, Factory | str] = {
+    "mpe/simple_adversary": "tianji.envs.mpe:SimpleAdversary",
+    "mpe/simple_spread": "tianji.envs.mpe:SimpleSpread",
+    "mpe/simple_tag": "tianji.envs.mpe:SimpleTag",
     "toy/Identity": "tianji.envs.toy:Identity",
     "toy/Chain": "tianji.envs.toy:Chain",
     "toy/Frames": "tianji.envs.toy:Frames",
     "toy/Target": "tianji.envs.toy:Target",
 }
 
-_FAMILIES: dict[str, str] = {}
+_FAMILIES: dict[str, str] = {
+    "pettingzoo/": "tianji.envs.pettingzoo:PettingZoo",
+}
 """by the beginning of an env.id, whose rest is the first argument beside the number of envs"""
 
 
