@@ -304,6 +304,7 @@ class Algorithm(Protocol):
 
 ALGORITHMS: dict[str, str | type[Any]] = {
     "dqn": "tianji.algorithms.dqn:DQN",
+    "maddpg": "tianji.algorithms.maddpg:MADDPG",
     "ppo": "tianji.algorithms.ppo:PPO",
 }
 
