@@ -306,8 +306,11 @@ def make_env(id: str, num_envs: int, kwargs: dict[str, Any], render: bool = Fals
         factory = getattr(importlib.import_module(module), attribute)
         assert callable(factory)
     if factory is not None:
+        signature = inspect.signature(factory)
+        if render and "render" in signature.parameters:
+            kwargs = {"render": True, **kwargs}
         try:
-            inspect.signature(factory).bind(num_envs, **kwargs)
+            signature.bind(num_envs, **kwargs)
         except TypeError as error:
             raise Refusal(
                 f"env.kwargs does not fit {id}: {error}. Correct env.kwargs in the config."

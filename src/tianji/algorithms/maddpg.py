@@ -190,7 +190,7 @@ def _shapes(policies: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Noise that makes the largest logit a draw from their softmax."""
     drawn = rng.standard_exponential(shape, np.float32)
-    return -np.log(np.maximum(drawn, np.float32(1e-30)))  # type: ignore[no-any-return]
+    return -np.log(np.maximum(drawn, np.float32(1e-30)))
 
 
 class Policy:
