@@ -62,9 +62,9 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "two resets with the same seed give different observations, so runs cannot be "
             "repeated. Draw everything from a generator that reset(seed) makes anew.",
         )
-    ended, ends, observation = np.zeros(env.num_envs, np.bool_), 0, first
+    ended, ends, seen = np.zeros(env.num_envs, np.bool_), 0, first
     for _ in range(steps):
-        action = _actions(env, rng, observation)
+        action = _actions(env, rng, seen)
         given = action.copy()
         step = copy.deepcopy(env.step(given))
         _require_equal(
@@ -74,7 +74,7 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "did not choose. Copy before you clip or scale.",
         )
         _check_step(env, step, ended)
-        action[ended] = _actions(env, rng, observation)[ended]
+        action[ended] = _actions(env, rng, seen)[ended]
         _require_equal(
             twin.step(action),
             step,
@@ -82,7 +82,7 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "everything from a generator that reset(seed) makes anew, share nothing between envs, "
             "and ignore the action of a step that only resets.",
         )
-        ended, observation = step.terminated | step.truncated, step.observation
+        ended, seen = step.terminated | step.truncated, step.observation
         ends += int(ended.sum())
     return ends
 
@@ -158,19 +158,19 @@ def _check_observation(env: Env, observation: Leaves, where: str) -> None:
 def _check_state(env: Any, make: Callable[[int], Any], steps: int) -> None:
     """Does a fresh env that loads the state go on as the one that gave it?"""
     rng = np.random.default_rng(1)
-    observation = env.reset(9)
+    seen = env.reset(9)
     for made in range(2 * steps):
-        step = env.step(_actions(env, rng, observation))
-        observation = step.observation
+        step = env.step(_actions(env, rng, seen))
+        seen = step.observation
         if made >= steps and (step.terminated | step.truncated).any():
             break  # between an end and its reset there is most to remember
     given = env.state()
     saved = _through_checkpoint(given, "state()")
     actions, went_on = [], []
     for _ in range(steps):
-        actions.append(_actions(env, rng, observation))
+        actions.append(_actions(env, rng, seen))
         went_on.append(copy.deepcopy(env.step(actions[-1])))
-        observation = went_on[-1].observation
+        seen = went_on[-1].observation
     _require_equal(
         given,
         saved,
@@ -208,14 +208,19 @@ def _through_checkpoint(state: Any, path: str) -> Any:
 
 
 def _actions(env: Env, rng: np.random.Generator, observation: Leaves) -> Array:
-    """Random legal actions, [B, ...]; of several agents [B, A, ...]."""
-    action = env.spec.action
-    rows = (env.num_envs, len(env.spec.agents)) if env.spec.agents else (env.num_envs,)
+    """Random legal actions, [B, ...] or [B, A, ...]."""
+    action, many = env.spec.action, (env.num_envs, len(env.spec.agents))
+    rows = many if env.spec.agents else many[:1]
     if isinstance(action, Discrete):
-        if "mask" not in observation:
-            return rng.integers(action.n, size=rows)
-        # Where no action is legal, the first one is taken: it is ignored.
-        return np.where(observation["mask"], rng.random((*rows, action.n)), 0).argmax(-1)  # type: ignore[no-any-return]
+        if (mask := observation.get("mask")) is not None:
+            _require(
+                bool(mask.any(axis=-1).all()),
+                "a mask allows no action at all, so no policy can act. Allow one, such as to do "
+                "nothing.",
+            )
+            legal: Array = np.where(mask, rng.random(mask.shape), -1.0).argmax(axis=-1)
+            return legal
+        return rng.integers(action.n, size=rows)
     if isinstance(action, MultiDiscrete):
         return rng.integers(action.nvec, size=(*rows, len(action.nvec)))
     low = np.where(np.isfinite(action.low), action.low, np.minimum(action.high, 1) - 2)
