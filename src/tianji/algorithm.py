@@ -342,6 +342,7 @@ ALGORITHMS: dict[str, str | type[Any]] = {
     "appo": "tianji.algorithms.appo:APPO",
     "dqn": "tianji.algorithms.dqn:DQN",
     "impala": "tianji.algorithms.impala:IMPALA",
+    "maddpg": "tianji.algorithms.maddpg:MADDPG",
     "mappo": "tianji.algorithms.mappo:MAPPO",
     "ppo": "tianji.algorithms.ppo:PPO",
     "sac": "tianji.algorithms.sac:SAC",

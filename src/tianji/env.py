@@ -251,6 +251,9 @@ def _misfit(spec: EnvSpec, envs: int, observation: Leaves) -> str | None:
 
 
 _FACTORIES: dict[str, Factory | str] = {
+    "mpe/simple_adversary": "tianji.envs.mpe:SimpleAdversary",
+    "mpe/simple_spread": "tianji.envs.mpe:SimpleSpread",
+    "mpe/simple_tag": "tianji.envs.mpe:SimpleTag",
     "toy/Identity": "tianji.envs.toy:Identity",
     "toy/Chain": "tianji.envs.toy:Chain",
     "toy/Frames": "tianji.envs.toy:Frames",
@@ -259,7 +262,9 @@ _FACTORIES: dict[str, Factory | str] = {
     "toy/Target": "tianji.envs.toy:Target",
 }
 
-_FAMILIES: dict[str, str] = {}
+_FAMILIES: dict[str, str] = {
+    "pettingzoo/": "tianji.envs.pettingzoo:PettingZoo",
+}
 """by the beginning of an env.id, whose rest is the first argument beside the number of envs"""
 
 
@@ -303,8 +308,11 @@ def make_env(id: str, num_envs: int, kwargs: dict[str, Any], render: bool = Fals
         factory = getattr(importlib.import_module(module), attribute)
         assert callable(factory)
     if factory is not None:
+        signature = inspect.signature(factory)
+        if render and "render" in signature.parameters:
+            kwargs = {"render": True, **kwargs}
         try:
-            inspect.signature(factory).bind(num_envs, **kwargs)
+            signature.bind(num_envs, **kwargs)
         except TypeError as error:
             raise Refusal(
                 f"env.kwargs does not fit {id}: {error}. Correct env.kwargs in the config."

@@ -193,7 +193,7 @@ class Replay:
         self._batch = batch
         self._slots = slots
         """rollouts held per lane"""
-        self._total, self._T, self._B = lanes.memory[0]["reward"].shape
+        self._total, self._T, self._B = lanes.memory[0]["valid"].shape
         self._n = n
         self._gamma = gamma
         self._first = [0] * len(lanes.memory)
