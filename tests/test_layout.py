@@ -8,7 +8,9 @@ import tianji
 ROOT = Path(tianji.__file__).parent
 NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm", "ledger"}
 PURE = {"balance", "trigger", "relax"}
-PARTS = {"store", "returns", "optim", "networks", "distributions", "moments", "frames"}
+PARTS = {
+    "store", "returns", "optim", "networks", "distributions", "moments", "frames", "recurrent"
+}  # fmt: skip
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 
 
