@@ -305,6 +305,8 @@ class Algorithm(Protocol):
 ALGORITHMS: dict[str, str | type[Any]] = {
     "dqn": "tianji.algorithms.dqn:DQN",
     "ppo": "tianji.algorithms.ppo:PPO",
+    "qmix": "tianji.algorithms.qmix:QMIX",
+    "vdn": "tianji.algorithms.qmix:VDN",
 }
 
 

@@ -257,7 +257,11 @@ _FACTORIES: dict[str, Factory | str] = {
     "toy/Target": "tianji.envs.toy:Target",
 }
 
-_FAMILIES: dict[str, str] = {}
+_FAMILIES: dict[str, str] = {
+    "skirmish/": "tianji.envs.skirmish:Skirmish",
+    "smac/": "tianji.envs.smac:StarCraft",
+    "smax/": "tianji.envs.smac:Smax",
+}
 """by the beginning of an env.id, whose rest is the first argument beside the number of envs"""
 
 

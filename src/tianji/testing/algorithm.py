@@ -185,7 +185,7 @@ def _check_policy(algorithm: Algorithm, make: Callable[[int], Env]) -> None:
     policy.load(copy)
     observation, state = env.reset(0), policy.initial(4)
     drawn = [policy.act(observation, state, np.random.default_rng(3)) for _ in range(2)]
-    leaf = spec.env.action.leaf
+    leaf = spec.env.action_leaf
     assert drawn[0].action.shape == (4, *leaf.shape), (
         f"actions have shape {drawn[0].action.shape}, the env wants {(4, *leaf.shape)}"
     )

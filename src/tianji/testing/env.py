@@ -54,8 +54,7 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
     rng = np.random.default_rng(0)
     first = copy.deepcopy(env.reset(7))
     _check_observation(env, first, "reset")
-    env.reset(8)
-    env.step(_actions(env, rng))
+    env.step(_actions(env, rng, env.reset(8)))
     for again in (env, twin):
         _require_equal(
             again.reset(7),
@@ -63,9 +62,9 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "two resets with the same seed give different observations, so runs cannot be "
             "repeated. Draw everything from a generator that reset(seed) makes anew.",
         )
-    ended, ends = np.zeros(env.num_envs, np.bool_), 0
+    ended, ends, seen = np.zeros(env.num_envs, np.bool_), 0, first
     for _ in range(steps):
-        action = _actions(env, rng)
+        action = _actions(env, rng, seen)
         given = action.copy()
         step = copy.deepcopy(env.step(given))
         _require_equal(
@@ -75,7 +74,7 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "did not choose. Copy before you clip or scale.",
         )
         _check_step(env, step, ended)
-        action[ended] = _actions(env, rng)[ended]
+        action[ended] = _actions(env, rng, seen)[ended]
         _require_equal(
             twin.step(action),
             step,
@@ -83,7 +82,7 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "everything from a generator that reset(seed) makes anew, share nothing between envs, "
             "and ignore the action of a step that only resets.",
         )
-        ended = step.terminated | step.truncated
+        ended, seen = step.terminated | step.truncated, step.observation
         ends += int(ended.sum())
     return ends
 
@@ -93,12 +92,12 @@ def _check_step(env: Env, step: TimeStep, ended: Array) -> None:
     _check_observation(env, step.observation, "step")
     for name in ("reward", "terminated", "truncated", "valid"):
         array, kinds = getattr(step, name), "fiu" if name == "reward" else "b"
+        own = env.spec.reward_leaf.shape if name == "reward" else ()
+        shape = (env.num_envs, *own)
         _require(
-            isinstance(array, np.ndarray)
-            and array.shape == (env.num_envs,)
-            and array.dtype.kind in kinds,
+            isinstance(array, np.ndarray) and array.shape == shape and array.dtype.kind in kinds,
             f"{name} is {_describe(array)}, so it does not fit a rollout's row. Return a numpy "
-            f"array of {'numbers' if name == 'reward' else 'bool'}, shape ({env.num_envs},).",
+            f"array of {'numbers' if name == 'reward' else 'bool'}, shape {shape}.",
         )
     _require(
         bool(np.isfinite(step.reward).all()),
@@ -159,15 +158,19 @@ def _check_observation(env: Env, observation: Leaves, where: str) -> None:
 def _check_state(env: Any, make: Callable[[int], Any], steps: int) -> None:
     """Does a fresh env that loads the state go on as the one that gave it?"""
     rng = np.random.default_rng(1)
-    env.reset(9)
+    seen = env.reset(9)
     for made in range(2 * steps):
-        step = env.step(_actions(env, rng))
+        step = env.step(_actions(env, rng, seen))
+        seen = step.observation
         if made >= steps and (step.terminated | step.truncated).any():
             break  # between an end and its reset there is most to remember
     given = env.state()
     saved = _through_checkpoint(given, "state()")
-    actions = [_actions(env, rng) for _ in range(steps)]
-    went_on = [copy.deepcopy(env.step(action)) for action in actions]
+    actions, went_on = [], []
+    for _ in range(steps):
+        actions.append(_actions(env, rng, seen))
+        went_on.append(copy.deepcopy(env.step(actions[-1])))
+        seen = went_on[-1].observation
     _require_equal(
         given,
         saved,
@@ -204,16 +207,25 @@ def _through_checkpoint(state: Any, path: str) -> Any:
         ) from error
 
 
-def _actions(env: Env, rng: np.random.Generator) -> Array:
-    """Random legal actions, [B, ...]."""
-    action, B = env.spec.action, env.num_envs
+def _actions(env: Env, rng: np.random.Generator, observation: Leaves) -> Array:
+    """Random legal actions, [B, ...] or [B, A, ...]."""
+    action, many = env.spec.action, (env.num_envs, len(env.spec.agents))
+    rows = many if env.spec.agents else many[:1]
     if isinstance(action, Discrete):
-        return rng.integers(action.n, size=B)
+        if (mask := observation.get("mask")) is not None:
+            _require(
+                bool(mask.any(axis=-1).all()),
+                "a mask allows no action at all, so no policy can act. Allow one, such as to do "
+                "nothing.",
+            )
+            legal: Array = np.where(mask, rng.random(mask.shape), -1.0).argmax(axis=-1)
+            return legal
+        return rng.integers(action.n, size=rows)
     if isinstance(action, MultiDiscrete):
-        return rng.integers(action.nvec, size=(B, len(action.nvec)))
+        return rng.integers(action.nvec, size=(*rows, len(action.nvec)))
     low = np.where(np.isfinite(action.low), action.low, np.minimum(action.high, 1) - 2)
     high = np.where(np.isfinite(action.high), action.high, low + 2)
-    return rng.uniform(low, high, (B, len(low))).astype(np.float32)
+    return rng.uniform(low, high, (*rows, len(low))).astype(np.float32)
 
 
 def _describe(value: Any) -> str:
