@@ -345,8 +345,10 @@ ALGORITHMS: dict[str, str | type[Any]] = {
     "maddpg": "tianji.algorithms.maddpg:MADDPG",
     "mappo": "tianji.algorithms.mappo:MAPPO",
     "ppo": "tianji.algorithms.ppo:PPO",
+    "qmix": "tianji.algorithms.qmix:QMIX",
     "sac": "tianji.algorithms.sac:SAC",
     "td3": "tianji.algorithms.td3:TD3",
+    "vdn": "tianji.algorithms.qmix:VDN",
 }
 
 

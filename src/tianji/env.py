@@ -264,6 +264,9 @@ _FACTORIES: dict[str, Factory | str] = {
 
 _FAMILIES: dict[str, str] = {
     "pettingzoo/": "tianji.envs.pettingzoo:PettingZoo",
+    "skirmish/": "tianji.envs.skirmish:Skirmish",
+    "smac/": "tianji.envs.smac:StarCraft",
+    "smax/": "tianji.envs.smac:Smax",
 }
 """by the beginning of an env.id, whose rest is the first argument beside the number of envs"""
 
