@@ -83,7 +83,8 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "everything from a generator that reset(seed) makes anew, share nothing between envs, "
             "and ignore the action of a step that only resets.",
         )
-        ended = step.terminated | step.truncated
+        over = step.score.ended  # where it is said, a lost life may terminate, and the game goes on
+        ended = step.terminated | step.truncated if over is None else over
         ends += int(ended.sum())
     return ends
 
