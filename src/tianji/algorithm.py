@@ -59,6 +59,8 @@ class Network:
     """widths of the hidden layers of an mlp"""
     activation: Literal["tanh", "relu"] = "tanh"
     """between the layers of an mlp"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """of convolutions where actions are chosen; bfloat16: quicker, where the CPU has it"""
 
 
 @dataclass(frozen=True)

@@ -415,14 +415,15 @@ class Trainer:
 
     def _loss(self, batch: dict[str, Tensor], tell: bool) -> tuple[Tensor, list[Tensor]]:
         hyper, obs, advantage = self._hyper, batch["obs"], batch["advantage"]
+        output, value = networks.together(obs, self._policy, self._value)
         log_prob, entropy = self._over.evaluate(
-            self._policy(obs), self._extra, batch["action"], tell or hyper.entropy_coef > 0
+            output, self._extra, batch["action"], tell or hyper.entropy_coef > 0
         )
         log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - hyper.clip, 1 + hyper.clip)
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-        value, target = self._value(obs).squeeze(-1), batch["target"]
+        value, target = value.squeeze(-1), batch["target"]
         value_loss = (value - target).square()
         if hyper.value_clip > 0:
             near = (value - batch["value"]).clamp(-hyper.value_clip, hyper.value_clip)
