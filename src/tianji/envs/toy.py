@@ -50,6 +50,12 @@ class Toy:
         reward = np.where(_wide(valid, reward), reward, 0).astype(np.float32)
         return TimeStep(self._leaves(), reward, terminated, truncated, valid)
 
+    def reset_some(self, which: Array) -> Leaves:
+        self._x = np.where(which, self._first(), self._x)
+        self._clock[which] = 0
+        self._ended[which] = False
+        return {"obs": self._observe()}
+
     def render(self) -> Array:
         raise Refusal(f"{self.spec.id} has no picture. Make it without pictures.")
 
