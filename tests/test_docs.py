@@ -80,7 +80,7 @@ def checkout(tmp_path, monkeypatch):
     for registry, content in zip(registries, before, strict=True):
         registry.clear()
         registry.update(content)
-    for name in {"corridor", "reinforce", "snippets", "tianji.testing.faults"} - modules:
+    for name in {"corridor", "reinforce", "td0", "snippets", "tianji.testing.faults"} - modules:
         sys.modules.pop(name, None)
 
 
@@ -264,7 +264,7 @@ def test_every_method_that_a_page_names_exists():
 
 def test_every_config_key_that_a_page_names_exists():
     known = {"seed"}
-    for name in ("ppo", "dqn"):
+    for name in ("ppo", "dqn", "sac", "td3"):
         tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}, "stop": {"updates": 1}}
         known |= {row[0] for row in load_config(tree).rows()}
     for page in PAGES:

@@ -160,8 +160,9 @@ class Target(Toy):
     """Reward 1 whatever is done, never terminated, truncated every `every` steps: a learner that
     takes truncation for termination misses the value, 1 / (1 - gamma)."""
 
-    def __init__(self, num_envs: int, every: int = 8) -> None:
-        super().__init__("toy/Target", num_envs, 1, Discrete(2), every)
+    def __init__(self, num_envs: int, every: int = 8, continuous: bool = False) -> None:
+        action = Continuous((-1.0,), (1.0,), (1,)) if continuous else Discrete(2)
+        super().__init__("toy/Target", num_envs, 1, action, every)
 
     def optimal_values(self, gamma: float) -> Array:
         """[1]: the one state's value."""
