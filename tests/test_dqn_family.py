@@ -16,7 +16,7 @@ from tianji.env import Discrete, EnvSpec, TimeStep, make_env
 from tianji.errors import Refusal
 from tianji.testing import check_algorithm, check_env
 from tianji.testing.algorithm import config_for, run_updates
-from tianji.types import leaf
+from tianji.types import Rollout, leaf
 
 SMALL = DQN(batch_size=16, warmup=96, capacity=256, new_steps=16)
 VARIANTS = {
@@ -383,3 +383,59 @@ def test_several_agents_are_refused():
     env = toy("Chain")(4)
     with pytest.raises(Refusal, match="several agents"):
         make_spec(config_for(SMALL), replace(env.spec, agents=("a", "b")))
+
+
+PICTURES = leaf((4, 84, 84), np.uint8)
+
+
+def on_pictures(precision, **fields):
+    env = EnvSpec("test/Pictures", {"obs": PICTURES}, Discrete(4))
+    network = Network(precision=precision)
+    algorithm = DQN(**fields)
+    return algorithm.trainer(replace(make_spec(config_for(algorithm), env), network=network))
+
+
+@pytest.mark.parametrize("fields", [{}, {"distribution": "c51", "dueling": True}])
+def test_gradients_at_half_the_precision_point_the_same_way(fields):
+    rng = np.random.default_rng(0)
+    N = 32
+    part = Rollout(
+        observation={"obs": rng.integers(0, 256, (2, N, *PICTURES.shape), np.uint8)},
+        action=rng.integers(0, 4, (1, N)),
+        reward=rng.normal(size=(1, N)).astype(np.float32),
+        terminated=np.zeros((1, N), np.bool_),
+        valid=np.ones((1, N), np.bool_),
+        extras={"discount": np.full((1, N), 0.9, np.float32)},
+        once={},
+        head=np.zeros(8, np.int64),
+        episode_table=np.empty(0),
+        versions=np.zeros(N, np.int64),
+    )
+    gradients, values = [], []
+    for precision in ("float32", "bfloat16"):
+        trainer = on_pictures(precision, **fields)
+        loss, value = trainer._loss(part)
+        loss.backward()
+        gradients.append(trainer._optimizer._gradient.clone())
+        values.append(float(value))
+        assert loss.dtype == torch.float32
+    assert values[0] != values[1], "it is computed in another precision"
+    assert values[0] == pytest.approx(values[1], rel=0.05, abs=0.02)
+    cosine = float(torch.nn.functional.cosine_similarity(*gradients, dim=0))
+    assert cosine > 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_pictures_are_learnt_from_at_either_precision(precision):
+    """Each right answer is worth 1 at once, and nothing follows from it."""
+    algorithm = DQN(
+        learning_rate=3e-4, gamma=0.0, batch_size=32, new_steps=16, warmup=256, capacity=1000,
+        epsilon_steps=1000, epsilon_end=0.05,
+    )  # fmt: skip
+    make = toy("Frames", length=16)
+    policy = learn(algorithm, make, 80, Network(precision=precision))
+    env = make(64)
+    observation = env.reset(5)
+    right = env.step(policy.act(observation, {}, None).action).reward
+    assert right.mean() > 0.97
