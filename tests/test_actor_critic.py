@@ -207,7 +207,9 @@ def test_a_row_without_a_legal_action_is_finite():
     output, mask = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.bool_)
     action, log_prob = over.sample(output, {}, np.random.default_rng(0), mask)
     logits = torch.zeros(1, 3, requires_grad=True)
-    found, entropy = over.evaluate(logits, {}, torch.from_numpy(action), True, torch.zeros(1, 3) > 1)
+    found, entropy = over.evaluate(
+        logits, {}, torch.from_numpy(action), True, torch.zeros(1, 3) > 1
+    )
     (found.sum() + entropy.sum()).backward()
     assert np.isfinite(log_prob).all() and torch.isfinite(found).all()
     assert torch.isfinite(logits.grad).all()

@@ -24,7 +24,9 @@ def test_every_toy_keeps_the_promises_of_an_env(name: str) -> None:
     check_env(TOYS[name], steps=200)
 
 
-@pytest.mark.parametrize("id", ["toy/Identity", "toy/Chain", "toy/Pair", "toy/Recall", "toy/Target"])
+@pytest.mark.parametrize(
+    "id", ["toy/Identity", "toy/Chain", "toy/Pair", "toy/Recall", "toy/Target"]
+)
 def test_every_toy_is_made_by_its_name_and_restorable(id: str) -> None:
     env = make_env(id, 2, {})
     assert env.spec.id == id

@@ -93,7 +93,7 @@ class MADDPG:
         if isinstance(env.action, MultiDiscrete):
             raise Refusal(
                 f"maddpg chooses one action or a vector of reals for each agent; {env.id} wants "
-                f"several choices at once. Give it one Discrete space of all combinations."
+                f'several choices at once. Set algorithm.name = "mappo".'
             )
         if (
             isinstance(env.action, Continuous)
@@ -101,13 +101,15 @@ class MADDPG:
         ):
             raise Refusal(
                 f"maddpg scales its actions to their bounds, and {env.id} has actions without any, "
-                f"so that they would be infinite. Bound the env's action space."
+                f"so that they would be infinite. Bound the env's action space, or set "
+                f'algorithm.name = "mappo".'
             )
         obs = env.observation["obs"]
         if networks.kind(spec.network, leaf(obs.shape[1:], obs.dtype)) == "cnn":
             raise Refusal(
                 f"maddpg's critics take vectors; {env.id} observes pictures, {obs.shape[1:]} for "
-                f'each agent. Set network.kind = "mlp" to take them as vectors.'
+                f'each agent. Set algorithm.name = "mappo" with critic = "own", or network.kind = '
+                f'"mlp" to take them as vectors.'
             )
         least = max(self.batch_size, self.n_step * spec.envs * spec.actors)
         if self.warmup < least:
