@@ -127,6 +127,23 @@ def test_a_value_follows_for_agents_that_were_only_cut_off(made) -> None:
     np.testing.assert_allclose(last.observation["obs"][0], [[0, 0], [0.3, 0.2]])
 
 
+def test_a_cut_without_a_last_observation_is_no_experience(made) -> None:
+    class Silent(Relay):
+        lives: ClassVar = {"a": 2, "b": 2}
+        cut = ("a", "b")
+
+        def step(self, actions):
+            seen, *rest = super().step(actions)
+            return seen if self.agents else {}, *rest
+
+    env = made(Silent, num_envs=1)
+    env.reset(0)
+    steps = [env.step(actions(env)) for _ in range(4)]
+    assert [bool(s.valid[0]) for s in steps] == [True, False, False, True]
+    assert [bool(s.truncated[0]) for s in steps] == [False, True, False, False]
+    assert not any(s.terminated.any() for s in steps)
+
+
 def test_unequal_spaces_are_padded_and_padded_actions_are_never_legal(made) -> None:
     class Unequal(Relay):
         observed: ClassVar = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import tianji
 from tianji.algorithm import Network
 from tianji.algorithms.maddpg import MADDPG, Policy
 from tianji.build import build
@@ -404,12 +405,35 @@ def test_what_maddpg_cannot_take_is_refused_with_the_remedy() -> None:
         return make
 
     refuses('"sac" or "td3"', Identity)
-    refuses("one Discrete space of all", of(action=MultiDiscrete((2, 2))))
+    refuses(
+        'several choices at once. Set algorithm.name = "mappo"', of(action=MultiDiscrete((2, 2)))
+    )
     refuses("Bound the env's action space", of(action=Continuous((0.0,), (np.inf,), (1,))))
     picture = {"obs": leaf((2, 84, 84, 3), np.uint8)}
-    refuses('network.kind = "mlp"', of(observation=picture, action=Discrete(2)))
+    refuses(
+        '"mappo" with critic = "own", or network.kind = "mlp"',
+        of(observation=picture, action=Discrete(2)),
+    )
     refuses("warmup = 16 is too early", SimpleSpread, replace(SMALL, warmup=16))
     refuses("Raise capacity", SimpleSpread, replace(SMALL, capacity=32))
+
+
+def test_a_resumed_run_with_wandering_noise_equals_one_that_was_never_stopped(tmp_path) -> None:
+    config = {
+        "env": {"id": "mpe/simple_spread", "kwargs": {"continuous_actions": True}},
+        "algorithm": {
+            "name": "maddpg", "noise": "ou", "batch_size": 32, "warmup": 64, "capacity": 512,
+            "new_steps": 20,
+        },
+        "network": {"hidden": [8]},
+        "scale": {"envs_per_actor": 4, "rollout_length": 3},
+        "stop": {"updates": 12},
+    }  # fmt: skip
+    whole = tianji.train(config, name="whole", runs=tmp_path)
+    half = tianji.train(config, ["stop.updates=7"], name="half", runs=tmp_path)
+    rest = tianji.resume(half.run_dir, ["stop.updates=12"])
+    assert rest.params_sha256 == whole.params_sha256
+    assert rest.resumed == "exact"
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ class MADDPG:
         if isinstance(env.action, MultiDiscrete):
             raise Refusal(
                 f"maddpg chooses one action or a vector of reals for each agent; {env.id} wants "
-                f"several choices at once. Give it one Discrete space of all combinations."
+                f'several choices at once. Set algorithm.name = "mappo".'
             )
         if (
             isinstance(env.action, Continuous)
@@ -101,13 +101,15 @@ class MADDPG:
         ):
             raise Refusal(
                 f"maddpg scales its actions to their bounds, and {env.id} has actions without any, "
-                f"so that they would be infinite. Bound the env's action space."
+                f"so that they would be infinite. Bound the env's action space, or set "
+                f'algorithm.name = "mappo".'
             )
         obs = env.observation["obs"]
         if networks.kind(spec.network, leaf(obs.shape[1:], obs.dtype)) == "cnn":
             raise Refusal(
                 f"maddpg's critics take vectors; {env.id} observes pictures, {obs.shape[1:]} for "
-                f'each agent. Set network.kind = "mlp" to take them as vectors.'
+                f'each agent. Set algorithm.name = "mappo" with critic = "own", or network.kind = '
+                f'"mlp" to take them as vectors.'
             )
         least = max(self.batch_size, self.n_step * spec.envs * spec.actors)
         if self.warmup < least:
@@ -279,6 +281,7 @@ class Trainer:
         self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
         self._agents, self._n = len(spec.env.agents), _width(spec)
         self._which = torch.eye(self._agents, device=spec.device)
+        self._mine = self._which.bool()[:, :, None, None]  # [critic, agent, N, n]
         self._used = self._tensor(_used(spec)).unsqueeze(1)  # [A, 1, n]
         self._updates = 0
         self._part: Rollout | None = None
@@ -296,10 +299,10 @@ class Trainer:
         rows = part.valid.size * self._agents if alive is None else int(alive[0].sum())
         critic_loss, value = self._critic_loss(batch)
         critic_norm = self._critic_optimizer.step(critic_loss, hyper.critic_learning_rate, rows)
-        self._freeze(self._critics, True)  # what is learnt from here on is the policies' alone
+        self._freeze(True)  # what is learnt from here on is the policies' alone
         policy_loss, spread = self._policy_loss(batch)
         norm = self._policy_optimizer.step(policy_loss, hyper.learning_rate, rows)
-        self._freeze(self._critics, False)
+        self._freeze(False)
         self._updates += 1
         self._target_policy.data.lerp_(self._policy_optimizer.flat.data, hyper.tau)
         self._target_critic.data.lerp_(self._critic_optimizer.flat.data, hyper.tau)
@@ -395,8 +398,7 @@ class Trainer:
         """Minus the value of what each agent would do where the others did what they did; and the
         mean entropy of the choices."""
         chosen, output = self._choose(self._policies, batch["obs"], batch.get("mask"))
-        mine = self._which.bool()[:, :, None, None]  # [critic, agent, N, n]
-        actions = torch.where(mine, chosen.unsqueeze(0), batch["action"].unsqueeze(0))
+        actions = torch.where(self._mine, chosen.unsqueeze(0), batch["action"].unsqueeze(0))
         value = self._values(self._critics, batch["world"], actions)
         alive, legal = batch.get("alive"), output > NEVER / 2
         size = torch.where(legal, output, 0.0).square().sum(-1) / legal.sum(-1).clamp(min=1)
@@ -442,9 +444,10 @@ class Trainer:
         inside = (action - middle) / half.clamp(min=1e-8)
         return inside.clamp(-1, 1) * self._used.squeeze(1)
 
-    def _freeze(self, modules: Sequence[nn.Module], frozen: bool) -> None:
-        for module in modules:
-            module.requires_grad_(not frozen)
+    def _freeze(self, frozen: bool) -> None:
+        """Shall critics be left as they are?"""
+        for parameter in self._critic_optimizer.flat.names.values():
+            parameter.requires_grad_(not frozen)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._spec.device)

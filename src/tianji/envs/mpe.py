@@ -77,8 +77,7 @@ class Particles:
         """of agents, then of landmarks"""
         self._velocity = np.zeros((num_envs, A, 2))
         self._me = np.arange(A)[:, None]
-        self._others = np.array([[j for j in range(A) if j != i] for i in range(A)], np.int64)
-        self._others = self._others.reshape(A, A - 1)
+        self._others = _others(A)
         self._size = np.full(A + landmarks, 0.05)
         self._push = np.full((A, 1), PUSH)
         self._fastest: Array | None = None
@@ -226,6 +225,12 @@ class Particles:
         raise NotImplementedError
 
 
+def _others(n: int) -> Array:
+    """[n, n - 1]: the numbers of all but each one."""
+    numbers = [[j for j in range(n) if j != i] for i in range(n)]
+    return np.array(numbers, np.int64).reshape(n, n - 1)
+
+
 def _flat(x: Array) -> Array:
     """Pairs of numbers, [B, A, k, 2] as [B, A, 2 k]."""
     return x.reshape(*x.shape[:2], -1)
@@ -341,6 +346,7 @@ class SimpleTag(Particles):
             dynamic_rescaling,
         )
         self._hunters = H
+        self._fellows = _others(num_good)
         self._size[:H], self._size[H:A], self._size[A:] = 0.075, 0.05, 0.2
         self._push[:H], self._push[H:] = 3.0, 4.0
         self._fastest = np.where(np.arange(A) < H, 1.0, 1.3)
@@ -357,12 +363,10 @@ class SimpleTag(Particles):
         landmarks, others = relative[:, :, A:], relative[:, self._me, self._others]
         parts = [self._velocity, self._place[:, :A], _flat(landmarks), _flat(others)]
         seen = np.concatenate(parts, axis=-1)
-        obs[:, :, : seen.shape[-1]] = seen
-        fleeing = self._velocity[:, H:].reshape(self.num_envs, -1)
-        obs[:, :H, seen.shape[-1] :] = fleeing[:, None]
-        for i in range(A - H):
-            others = np.delete(fleeing, (2 * i, 2 * i + 1), axis=1)
-            obs[:, H + i, seen.shape[-1] : self.spec.widths[H + i]] = others
+        near, hunted = seen.shape[-1], self._velocity[:, H:]
+        obs[:, :, :near] = seen
+        obs[:, :H, near:] = hunted.reshape(self.num_envs, 1, -1)
+        obs[:, H:, near:-2] = _flat(hunted[:, self._fellows])
         return obs
 
     def _reward(self, distance: Array) -> Array:

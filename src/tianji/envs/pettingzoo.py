@@ -25,7 +25,8 @@ class PettingZoo:
     Every agent has a reward of its own, and their mean is reported. An agent that has ended is not
     "alive": it observes zeros, gets 0, and its action is ignored, until all have ended and with
     them the episode. Where one of the last was truncated, so is the episode, and the agents that
-    were go on being alive in its last observation: a value follows for them.
+    were go on being alive in its last observation: a value follows for them. Where the env does not
+    give that observation, the step is not valid.
     """
 
     def __init__(self, num_envs: int, name: str, render: bool = False, **kwargs: Any) -> None:
@@ -90,10 +91,11 @@ class PettingZoo:
             self._know([*seen, *env.agents])
             going = {a for a in env.agents if not (ends.get(a) or cuts.get(a))}
             if not going:
-                # A value follows for those that were only cut off.
-                going = {a for _, a in acting if cuts.get(a) and not ends.get(a)}
-                truncated[b] = bool(going)
-                terminated[b] = not going
+                # A value follows for those that were only cut off, if they say what they saw last.
+                cut = {a for _, a in acting if cuts.get(a) and not ends.get(a)}
+                truncated[b], terminated[b] = bool(cut), not cut
+                going = cut & seen.keys()
+                valid[b] = going == cut
             self._look(b, observation, going, seen, infos)
         self._ended = terminated | truncated
         return TimeStep(observation, reward, terminated, truncated, valid)
