@@ -397,8 +397,8 @@ def words(kind: object) -> str:
         return f"list of: {words(arguments[0])}"
     if origin is dict:
         return "table"
-    if type(None) in arguments:
-        return words(next(a for a in arguments if a is not type(None)))
+    if arguments:
+        return " or ".join(words(a) for a in arguments if a is not type(None))
     return {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}[kind]
 
 

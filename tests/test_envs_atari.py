@@ -38,7 +38,7 @@ def play(env, steps, seed=0, first=7):
 
 @pytest.mark.parametrize("options", [{}, {"episodic_life": True}, {"halves": True}])
 def test_atari_keeps_the_promises_of_an_env(options):
-    check_env(lambda num_envs: atari(num_envs, time_limit=25, **options), steps=60)
+    check_env(lambda num_envs: atari(num_envs, size=20, time_limit=25, **options), steps=60)
 
 
 def test_the_spec_says_what_the_game_is():
@@ -123,6 +123,10 @@ def test_halves_play_the_games_of_the_whole():
         np.testing.assert_array_equal(seen, step.observation["obs"])
 
 
+SIDE = 40
+"""pixels, where a policy looks at them: quicker than 84"""
+
+
 class Watched:
     """An env that remembers every stack that it gave."""
 
@@ -161,7 +165,8 @@ def watched_run(algorithm, T, halves=False):
     made = []
 
     def make(num_envs):
-        made.append(Watched(atari(num_envs, episodic_life=True, time_limit=45, halves=halves)))
+        env = atari(num_envs, episodic_life=True, size=SIDE, time_limit=45, halves=halves)
+        made.append(Watched(env))
         return made[-1]
 
     built = build(config_for(algorithm, scale=scale), make)
@@ -188,7 +193,7 @@ def test_rollouts_that_hold_each_picture_once_give_the_envs_own_stacks_back(halv
     chosen = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in store.selection.items()}
     for k, slot in enumerate(pushed(built, rollouts)):
         rollout = Rollout.over(slot.arrays)
-        assert rollout.observation["obs"].shape == (T + 1, 4, 84, 84)
+        assert rollout.observation["obs"].shape == (T + 1, 4, SIDE, SIDE)
         own = np.stack(env.stacks[k * T : (k + 1) * T + 1])
         newest, older = rollout.observation["obs"], rollout.once[FRAMES]
         np.testing.assert_array_equal(frames.stacked(newest, older, rollout.valid), own)
