@@ -1,10 +1,12 @@
 """Atari: what an episode is, stacks that are held once, halves, and what is refused."""
 
 import builtins
+import itertools
 
 import numpy as np
 import pytest
 
+import tianji
 from tianji import frames
 from tianji.actor import FRAMES
 from tianji.algorithms.dqn import DQN
@@ -317,3 +319,17 @@ def test_the_config_hands_threads_and_halves_to_the_game():
     built = build(config)
     assert [part.vector.num_envs for part in built.actors[0]._env._parts] == [2, 2]
     built.close()
+
+
+def test_what_was_learnt_is_evaluated_and_shown_in_the_same_game(tmp_path):
+    config = tree(envs_per_actor=2, rollout_length=8) | {
+        "env": {"id": "ALE/Pong-v5", "kwargs": {"size": 40}, "time_limit": 12},
+        "algorithm": {"name": "ppo", "epochs": 1, "minibatches": 1},
+    }
+    trained = tianji.load(tianji.train(config, runs=tmp_path).run_dir)
+    assert trained.evaluate(2)["length"].tolist() == [12, 12]
+    pictures, score = trained.frames()
+    assert len(pictures) == 12  # the first one, and one after every step but the last
+    assert {picture.shape for picture in pictures} == {(210, 160, 3)}
+    assert any((one != other).any() for one, other in itertools.pairwise(pictures))
+    assert np.isfinite(score)

@@ -29,6 +29,8 @@ def test_an_actor_has_a_core_for_every_thread_of_its_env_as_long_as_there_are_so
     assert [p.cores for p in placed[:2]] == [(1, 2), (3, 1)]
     placed = placements(roles, range(2), learner_cores=1, pin=True, env_threads=2)
     assert [p.cores for p in placed[:2]] == [(1,), (1,)]
+    workers = placements(["g0.worker", "g1.worker"], range(4), 1, pin=True, env_threads=2)
+    assert [(p.cores, p.threads) for p in workers] == [((0, 1), 1), ((2, 3), 1)]
 
 
 def test_where_the_learner_takes_all_cores_nobody_is_tied_to_any():
