@@ -342,6 +342,24 @@ def groups() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
 
+def atari() -> str:
+    """What an actor on Pong costs beside the game and the network, and what is quicker."""
+    results = json.loads((RESULTS / "atari.json").read_text())
+    rows = ["| Pong | first | second | ratio |", "|---|---|---|---|"]
+    for name, case in results["comparisons"].items():
+        (first, second), (low, high) = case["median"].values(), case["interval"]
+        rows.append(
+            f"| {name} | {first:,.0f} {case['unit']} | {second:,.0f} {case['unit']} "
+            f"| **{case['ratio']:.2f}** [{low:.2f}, {high:.2f}] |"
+        )
+    told = (
+        f"Medians of {results['rounds']} rounds in turn, with 95 % intervals; one core but for "
+        f"halves, which have two, and an actor in bfloat16; {_machine(results)}, "
+        f"{_loaded(results)}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
 def supervision() -> str:
     """What being watched costs an actor."""
     results = json.loads((RESULTS / "supervision.json").read_text())
@@ -455,8 +473,8 @@ def words(kind: object) -> str:
         return f"list of: {words(arguments[0])}"
     if origin is dict:
         return "table"
-    if type(None) in arguments:
-        return words(next(a for a in arguments if a is not type(None)))
+    if arguments:
+        return " or ".join(words(a) for a in arguments if a is not type(None))
     return {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}[kind]
 
 
@@ -476,7 +494,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
     return "\n".join(rows) + "\n"
 
 
-MEASURED = (measured, parallel, chaos, groups, supervision, restart, learning)
+MEASURED = (measured, parallel, chaos, groups, supervision, restart, learning, atari)
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
 

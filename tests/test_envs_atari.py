@@ -1,10 +1,12 @@
 """Atari: what an episode is, stacks that are held once, halves, and what is refused."""
 
 import builtins
+import itertools
 
 import numpy as np
 import pytest
 
+import tianji
 from tianji import frames
 from tianji.actor import FRAMES
 from tianji.algorithms.dqn import DQN
@@ -38,7 +40,7 @@ def play(env, steps, seed=0, first=7):
 
 @pytest.mark.parametrize("options", [{}, {"episodic_life": True}, {"halves": True}])
 def test_atari_keeps_the_promises_of_an_env(options):
-    check_env(lambda num_envs: atari(num_envs, time_limit=25, **options), steps=60)
+    check_env(lambda num_envs: atari(num_envs, size=20, time_limit=25, **options), steps=60)
 
 
 def test_the_spec_says_what_the_game_is():
@@ -123,6 +125,10 @@ def test_halves_play_the_games_of_the_whole():
         np.testing.assert_array_equal(seen, step.observation["obs"])
 
 
+SIDE = 40
+"""pixels, where a policy looks at them: quicker than 84"""
+
+
 class Watched:
     """An env that remembers every stack that it gave."""
 
@@ -161,7 +167,8 @@ def watched_run(algorithm, T, halves=False):
     made = []
 
     def make(num_envs):
-        made.append(Watched(atari(num_envs, episodic_life=True, time_limit=45, halves=halves)))
+        env = atari(num_envs, episodic_life=True, size=SIDE, time_limit=45, halves=halves)
+        made.append(Watched(env))
         return made[-1]
 
     built = build(config_for(algorithm, scale=scale), make)
@@ -188,7 +195,7 @@ def test_rollouts_that_hold_each_picture_once_give_the_envs_own_stacks_back(halv
     chosen = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in store.selection.items()}
     for k, slot in enumerate(pushed(built, rollouts)):
         rollout = Rollout.over(slot.arrays)
-        assert rollout.observation["obs"].shape == (T + 1, 4, 84, 84)
+        assert rollout.observation["obs"].shape == (T + 1, 4, SIDE, SIDE)
         own = np.stack(env.stacks[k * T : (k + 1) * T + 1])
         newest, older = rollout.observation["obs"], rollout.once[FRAMES]
         np.testing.assert_array_equal(frames.stacked(newest, older, rollout.valid), own)
@@ -312,3 +319,17 @@ def test_the_config_hands_threads_and_halves_to_the_game():
     built = build(config)
     assert [part.vector.num_envs for part in built.actors[0]._env._parts] == [2, 2]
     built.close()
+
+
+def test_what_was_learnt_is_evaluated_and_shown_in_the_same_game(tmp_path):
+    config = tree(envs_per_actor=2, rollout_length=8) | {
+        "env": {"id": "ALE/Pong-v5", "kwargs": {"size": 40}, "time_limit": 12},
+        "algorithm": {"name": "ppo", "epochs": 1, "minibatches": 1},
+    }
+    trained = tianji.load(tianji.train(config, runs=tmp_path).run_dir)
+    assert trained.evaluate(2)["length"].tolist() == [12, 12]
+    pictures, score = trained.frames()
+    assert len(pictures) == 12  # the first one, and one after every step but the last
+    assert {picture.shape for picture in pictures} == {(210, 160, 3)}
+    assert any((one != other).any() for one, other in itertools.pairwise(pictures))
+    assert np.isfinite(score)

@@ -186,6 +186,7 @@ def test_wrappers_are_applied_in_order_by_name_or_as_module_and_class():
         ("gymnasium.wrappers:Thing", "has no such class"),
         ({"name": "TimeLimit", "steps": 3}, "Correct its arguments"),
         ("ClipReward", "Correct its arguments"),
+        ("Autoreset", "Leave it out"),
     ],
 )
 def test_a_wrapper_that_cannot_be_applied_is_refused(wrapper, words):

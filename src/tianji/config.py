@@ -312,7 +312,7 @@ SECTIONS: dict[str, type[Any] | None] = {
     "faults": FaultsConfig,
 }
 IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse", "join")
-WHERE = ("engine", "pin")
+WHERE = ("engine", "pin", "env_threads")
 """keys of [scale] that say where roles run, not what is learnt"""
 
 

@@ -37,7 +37,9 @@ def placements(
     every thread of its env, and what is left runs on any of those; where there are none for
     somebody, all share all."""
     learners = [host for host in hosts if kind_of(host) in LEARNS]
-    taken = len(learners) * learner_cores
+    workers = any(kind_of(host) == "worker" for host in hosts)
+    each = max(learner_cores, env_threads) if workers else learner_cores  # they take turns there
+    taken = len(learners) * each
     rest = tuple(cores[taken:])
     apart = any(kind_of(host) not in LEARNS for host in hosts)
     pin = pin and (bool(rest) if apart else taken <= len(cores))
@@ -45,8 +47,8 @@ def placements(
     for host in hosts:
         kind, where, threads = kind_of(host), rest, 1
         if kind in LEARNS:
-            begin, threads = learners.index(host) * learner_cores, learner_cores
-            where = tuple(cores[begin : begin + learner_cores])
+            begin, threads = learners.index(host) * each, learner_cores
+            where = tuple(cores[begin : begin + each])
         elif kind == "actor":
             begin, width = actors * env_threads, min(env_threads, len(rest))
             where = tuple(rest[(begin + i) % len(rest)] for i in range(width))

@@ -277,6 +277,11 @@ def _wrapper(wrapper: Wrapper) -> Wrap:
     kwargs = {} if isinstance(wrapper, str) else dict(wrapper)
     name = wrapper if isinstance(wrapper, str) else kwargs.pop("name")
     module, colon, attribute = name.rpartition(":")
+    if attribute == "Autoreset":
+        raise Refusal(
+            'env.wrappers names "Autoreset", and envs are reset after every episode without it: '
+            "with both, one of the two resets would be taken for a step. Leave it out."
+        )
     if colon:
         try:
             found = getattr(importlib.import_module(module), attribute, None)
