@@ -36,8 +36,8 @@ TARGETS: dict[str, float] = {
 
 POINTS = 60
 """of a curve, at most"""
-CHANCE = 100
-"""episodes that random actions play, at least"""
+CHANCE, MOST = 100, 4000
+"""episodes that random actions play, at least, and steps of each of 8 envs, at most"""
 
 
 def main() -> None:
@@ -54,6 +54,7 @@ def main() -> None:
     names = arguments.names or [n for n in TARGETS if (ROOT / "configs" / f"{n}.toml").is_file()]
     runs = [(name, seed) for seed in range(1, arguments.seeds + 1) for name in names]
     overrides = [f"stop.seconds={arguments.seconds:g}", *more]
+    by_chance = {name: chance(name) for name in names}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         results = list(pool.map(lambda run: once(*run, overrides, Path(folder)), runs))
     rows = []
@@ -61,7 +62,7 @@ def main() -> None:
         mine = [r for r in results if r["config"] == name]
         payload = {
             "config": name, "target": TARGETS.get(name), "by": mine[0]["by"],
-            "chance": chance(name), "overrides": more, "runs": mine, "jobs": arguments.jobs,
+            "chance": by_chance[name], "overrides": more, "runs": mine, "jobs": arguments.jobs,
         }  # fmt: skip
         (RESULTS / "learning").mkdir(parents=True, exist_ok=True)
         save(f"learning/{name}", payload)
@@ -112,7 +113,9 @@ def chance(name: str) -> float:
     env = config.env.make(8)
     rng = np.random.default_rng(0)
     ledger, observation, ended = Ledger(8), env.reset(0), []
-    while sum(map(len, ended)) < CHANCE:
+    for _ in range(MOST):
+        if sum(map(len, ended)) >= CHANCE:
+            break
         step = env.step(anything(env.spec, observation, rng))
         observation = step.observation
         ended.append(ledger.count(step)[1])
