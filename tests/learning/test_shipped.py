@@ -12,6 +12,10 @@ HOURS = {"dqn_breakout_minatar", "dqn_pong", "ppo_halfcheetah", "ppo_pong"}
 """configs that need hours on two cores: `benchmarks/shipped.py NAME` runs them"""
 
 
+HOURS = {"sac_halfcheetah"}
+"""configs that take longer than a test may"""
+
+
 def reaches(name, seed, tmp_path):
     result = tianji.train(name, [f"seed={seed}"], runs=tmp_path)
     assert result.stop_reason.startswith("return >="), (

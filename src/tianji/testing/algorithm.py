@@ -20,9 +20,9 @@ from tianji.config import (
     StopConfig,
 )
 from tianji.driver import Serial, Shuffled
-from tianji.env import Env
-from tianji.learner import UPDATE
-from tianji.types import Params, Rollout, sha256
+from tianji.env import Env, TimeStep
+from tianji.learner import UPDATE, NonFinite
+from tianji.types import Array, Leaves, Params, Rollout, rollout_layout, sha256
 
 SCALE = ScaleConfig(actors=2, envs_per_actor=4, rollout_length=8)
 AS_PRESET = RelaxConfig()
@@ -48,6 +48,8 @@ def check_algorithm(
     _check_any_order(algorithm, make, updates, network)
     _check_state(algorithm, make, updates, network)
     _check_policy(algorithm, make, network)
+    _check_snapshot(algorithm, make, updates, network)
+    _check_extremes(algorithm, make, updates, network)
 
 
 def config_for(
@@ -215,3 +217,140 @@ def _check_policy(algorithm: Algorithm, make: Callable[[int], Env], network: Net
     )
     env.close()
     built.close()
+
+
+def _check_snapshot(
+    algorithm: Algorithm, make: Callable[[int], Env], updates: int, network: Network
+) -> None:
+    """What travels is what was learnt, and all that acting depends on."""
+    env = make(4)
+    built = build(config_for(algorithm, network=network), make)
+    built.learner.begin()
+    run_updates(built, Serial(built.roles), updates)
+    policies = [algorithm.policy(built.spec) for _ in range(2)]
+    params = built.learner._trainer.params(built.learner.version)
+    for policy in policies:
+        copy = Params(policy.shapes)
+        np.copyto(copy.flat, params.flat)
+        policy.load(copy)
+    observation = env.reset(0)
+    for seed in (None, 3):
+        acts = [
+            policy.act(
+                {name: array.copy() for name, array in observation.items()},
+                policy.initial(4),
+                None if seed is None else np.random.default_rng(seed),
+            )
+            for policy in policies
+        ]
+        assert np.array_equal(acts[0].action, acts[1].action), (
+            "two policies that loaded one snapshot act differently, so actors would, too. Let "
+            "acting depend on nothing but the params, the observation and the generator."
+        )
+    learnt = {k: a.astype(np.float32) for k, a in built.learner.networks().items()}
+    strange = [k for k in params if k in learnt and not np.array_equal(params[k], learnt[k])]
+    assert not strange, (
+        f"params() gives another {strange} than networks() does, so actors would not act with what "
+        f"is learnt. Write all of it in params()."
+    )
+    env.close()
+    built.close()
+
+
+def _check_extremes(
+    algorithm: Algorithm, make: Callable[[int], Env], updates: int, network: Network
+) -> None:
+    """Where numbers are huge, or no step is valid, nothing becomes NaN without a word."""
+    built = build(config_for(algorithm, network=network), lambda num_envs: _Extreme(make(num_envs)))
+    built.learner.begin()
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            run_updates(built, Serial(built.roles), updates)
+    except NonFinite:
+        built.close()
+    else:
+        _all_finite(built.learner._trainer, "observations of 1e6 and rewards of 1e4")
+        env = _Extreme(make(4))
+        policy = algorithm.policy(built.spec)
+        policy.load(built.learner._trainer.params(built.learner.version))
+        action = policy.act(env.reset(0), policy.initial(4), np.random.default_rng(0)).action
+        assert np.isfinite(action).all(), (
+            "observations of 1e6 give actions that are not finite, so an env would fail on them. "
+            "Bound what is computed from them."
+        )
+        env.close()
+        built.close()
+    if algorithm.on_policy:
+        _check_no_steps(algorithm, make, network)
+
+
+def _check_no_steps(
+    algorithm: Algorithm, make: Callable[[int], Env], network: Network
+) -> None:
+    """A batch of rows that only reset their envs is learnt from without harm."""
+    built = build(config_for(algorithm, network=network), make)
+    joined, trainer = built.topology, algorithm.trainer(built.spec)
+    layout = rollout_layout(joined.row, built.spec.T, built.spec.envs)
+    for _ in range(built.spec.actors):
+        leaves = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in layout.items()}
+        trainer.take(Rollout.over(leaves))
+    metrics = trainer.finish()
+    assert all(np.isfinite(value) for value in metrics.values()), (
+        f"a batch without a valid step gives {metrics}, which would stop the run. Leave means over "
+        f"nothing out."
+    )
+    _all_finite(trainer, "a batch without a valid step")
+    built.close()
+
+
+def _all_finite(trainer: Trainer, after: str) -> None:
+    """Is what was learnt finite, and does the trainer know?"""
+    bad = [name for name, array in trainer.networks().items() if not np.isfinite(array).all()]
+    assert not bad, (
+        f"{after} made {bad} not finite, and nothing said so: actors would get it. Let finite() "
+        f"look at all that is learnt, or bound it."
+    )
+    assert trainer.finite(), f"finite() says no after {after}, although all is finite"
+
+
+class _Extreme:
+    """An env whose observations and rewards are as large as they may ever be."""
+
+    def __init__(self, env: Env) -> None:
+        self.spec, self.num_envs = env.spec, env.num_envs
+        self._env = env
+        self._clock = 0
+
+    def reset(self, seed: int) -> Leaves:
+        return self._far(self._env.reset(seed))
+
+    def step(self, action: Array) -> TimeStep:
+        step = self._env.step(action)
+        self._clock += 1
+        sign = 1.0 if self._clock % 2 else -1.0
+        reward = np.full_like(step.reward, sign * 1e4)
+        valid = step.valid.reshape(-1, *(1,) * (reward.ndim - 1))
+        far = self._far(step.observation)
+        return step._replace(observation=far, reward=np.where(valid, reward, np.float32(0)))
+
+    def render(self) -> Array:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _far(self, observation: Leaves) -> Leaves:
+        """1e6, -1e6 or 0, in turn over envs and time; of whole numbers, the ends of their range.
+        What says who may do what stays as it is."""
+        turn = (np.arange(self.num_envs) + self._clock) % 3
+        found = dict(observation)
+        for name in ("obs", "state"):
+            if name in found and found[name].dtype != np.bool_:
+                array = found[name]
+                whole = np.issubdtype(array.dtype, np.integer)
+                ends = np.iinfo(array.dtype) if whole else None
+                values = (1e6, -1e6, 0) if ends is None else (ends.max, ends.min, 0)
+                each = np.array(values, array.dtype)[turn]
+                each = each.reshape(-1, *(1,) * (array.ndim - 1))
+                found[name] = np.broadcast_to(each, array.shape).copy()
+        return found
