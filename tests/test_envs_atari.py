@@ -2,6 +2,7 @@
 
 import builtins
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -123,6 +124,16 @@ def test_halves_play_the_games_of_the_whole():
             np.testing.assert_array_equal(together, getattr(step, name))
         seen = np.concatenate([part.observation["obs"] for part in parts])
         np.testing.assert_array_equal(seen, step.observation["obs"])
+
+
+def test_a_closed_game_leaves_no_thread():
+    before = len(os.listdir("/proc/self/task"))
+    env = atari(4, "Pong", threads=2, halves=True)
+    env.reset(0)
+    assert len(os.listdir("/proc/self/task")) >= before + 4
+    env.close()
+    env.close()
+    assert len(os.listdir("/proc/self/task")) == before
 
 
 SIDE = 40
