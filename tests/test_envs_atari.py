@@ -41,7 +41,7 @@ def play(env, steps, seed=0, first=7):
 
 @pytest.mark.parametrize("options", [{}, {"episodic_life": True}, {"halves": True}])
 def test_atari_keeps_the_promises_of_an_env(options):
-    check_env(lambda num_envs: atari(num_envs, size=20, time_limit=25, **options), steps=60)
+    check_env(lambda num_envs: atari(num_envs, size=20, time_limit=15, **options), steps=40)
 
 
 def test_the_spec_says_what_the_game_is():
