@@ -2,6 +2,7 @@
 
 import builtins
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def play(env, steps, seed=0, first=7):
 
 @pytest.mark.parametrize("options", [{}, {"episodic_life": True}, {"halves": True}])
 def test_atari_keeps_the_promises_of_an_env(options):
-    check_env(lambda num_envs: atari(num_envs, size=20, time_limit=25, **options), steps=60)
+    check_env(lambda num_envs: atari(num_envs, size=20, time_limit=15, **options), steps=40)
 
 
 def test_the_spec_says_what_the_game_is():
@@ -123,6 +124,16 @@ def test_halves_play_the_games_of_the_whole():
             np.testing.assert_array_equal(together, getattr(step, name))
         seen = np.concatenate([part.observation["obs"] for part in parts])
         np.testing.assert_array_equal(seen, step.observation["obs"])
+
+
+def test_a_closed_game_leaves_no_thread():
+    before = len(os.listdir("/proc/self/task"))
+    env = atari(4, "Pong", threads=2, halves=True)
+    env.reset(0)
+    assert len(os.listdir("/proc/self/task")) >= before + 4
+    env.close()
+    env.close()
+    assert len(os.listdir("/proc/self/task")) == before
 
 
 SIDE = 40

@@ -44,6 +44,13 @@ def test_a_time_limit_cuts_and_a_value_follows(id):
     assert cut > 3
 
 
+def test_a_time_limit_never_makes_an_episode_longer_and_is_said_once():
+    assert make_env("CartPole-v1", 1, {}, time_limit=1000).spec.max_episode_steps == 500
+    assert make_env("toy/Chain", 1, {"limit": 9}, time_limit=1000).spec.max_episode_steps == 9
+    with pytest.raises(Refusal, match="only one can"):
+        make_env("CartPole-v1", 1, {"max_episode_steps": 7}, time_limit=5)
+
+
 class Endless:
     """Rewards 5, 10, ... in an episode without an end, in which a life is lost every third step."""
 

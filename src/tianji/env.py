@@ -351,8 +351,7 @@ def make_env(
             )
     else:
         _refuse_threads(id, threads)
-        kwargs = kwargs if limit is None else {**kwargs, "max_episode_steps": limit}
-        env, limit = _of_gymnasium(id, num_envs, kwargs, render, wrappers), None
+        env, limit = _of_gymnasium(id, num_envs, kwargs, render, wrappers, limit), None
     if limit is None and clip_reward is None and clip_observation is None and frame_stack == 1:
         return env
     from tianji.envs.wrap import wrapped
@@ -409,7 +408,12 @@ def _refuse_threads(id: str, threads: int) -> None:
 
 
 def _of_gymnasium(
-    id: str, num_envs: int, kwargs: dict[str, Any], render: bool, wrappers: tuple[Wrapper, ...]
+    id: str,
+    num_envs: int,
+    kwargs: dict[str, Any],
+    render: bool,
+    wrappers: tuple[Wrapper, ...],
+    time_limit: int | None,
 ) -> Env:
     from tianji.envs.gymnasium import known_ids, make_gymnasium_env, register_family
 
@@ -426,4 +430,4 @@ def _of_gymnasium(
             f"{nearest(id, [*known_ids(), *env_names()])} Own environments register themselves in "
             f"a module that env.imports names."
         )
-    return make_gymnasium_env(id, num_envs, kwargs, render, wrappers)
+    return make_gymnasium_env(id, num_envs, kwargs, render, wrappers, time_limit)

@@ -123,10 +123,8 @@ class Atari:
         return self._picture
 
     def close(self) -> None:
-        for part in self._parts:
-            part.vector.close()
-        if self._twin is not None:
-            self._twin.close()
+        self._parts.clear()  # their threads end with them
+        self._twin = None
 
     def _received(self, part: _Part) -> TimeStep:
         observation, raw, terminated, truncated, info = part.vector.recv()

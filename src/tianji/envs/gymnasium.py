@@ -53,10 +53,21 @@ def make_gymnasium_env(
     kwargs: dict[str, Any],
     render: bool = False,
     wrappers: tuple[Wrapper, ...] = (),
+    time_limit: int | None = None,
 ) -> GymnasiumEnv:
     """The env of this id; `Restorable` where it can go on exactly where it was."""
+    if time_limit is not None and "max_episode_steps" in kwargs:
+        raise Refusal(
+            f"env.time_limit = {time_limit} and env.kwargs.max_episode_steps = "
+            f"{kwargs['max_episode_steps']} both say when an episode is cut, and only one can. "
+            f"Leave one of them out; the latter replaces the env's own limit."
+        )
     with _refusing(id, kwargs):
-        native = None if render or wrappers else _native(_registered(id))
+        registered = _registered(id)
+        native = None if render or wrappers else _native(registered)
+    if time_limit is not None:
+        least = min(time_limit, registered.max_episode_steps or time_limit)
+        kwargs = {**kwargs, "max_episode_steps": least}
     kind = GymnasiumCartPole if native is CartPoleVectorEnv else GymnasiumEnv
     return kind(id, num_envs, kwargs, render, wrappers)
 
