@@ -103,7 +103,7 @@ def test_quantiles_of_a_known_distribution_minimise_the_quantile_loss():
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_a_noisy_network_has_the_mean_and_the_deviation_of_its_parameters(activation):
     network, observation = Network(hidden=(6,), activation=activation), leaf((3,), np.float32)
-    module = networks.Noisy(network, observation, 2)
+    module = networks.Noisy(network, observation, 2, 0.5)
     networks.initialise(module, np.random.default_rng(0), 2**0.5, last=1.0)
     (layer,) = module.layers
     assert torch.all(layer.weight_sigma == 0.5 / 6**0.5)
@@ -131,7 +131,7 @@ def test_a_noisy_network_has_the_mean_and_the_deviation_of_its_parameters(activa
 def test_the_numpy_inference_of_noise_is_the_weights_with_noise():
     """out * (S (into * x)) is (S * out into^T) x."""
     network, observation = Network(hidden=(6, 5)), leaf((3,), np.float32)
-    module = networks.Noisy(network, observation, 2)
+    module = networks.Noisy(network, observation, 2, 0.5)
     networks.initialise(module, np.random.default_rng(0), 2**0.5, last=1.0)
     inference = networks.NoisyInference(network, observation, module, "q")
     inference.load({f"q.{k}": p.detach().numpy() for k, p in module.named_parameters()})
@@ -163,7 +163,7 @@ def test_noise_takes_the_place_of_random_actions_and_greedy_play_has_none():
 
 
 def test_noise_on_pictures_is_on_the_layers_after_the_convolutions():
-    module = networks.Noisy(Network(), leaf((4, 84, 84), np.uint8), 6)
+    module = networks.Noisy(Network(), leaf((4, 84, 84), np.uint8), 6, 0.5)
     assert [(layer.inputs, layer.outputs) for layer in module.layers] == [(3136, 512), (512, 6)]
     networks.initialise(module, np.random.default_rng(0), 2**0.5, last=1.0)
     inference = networks.NoisyInference(Network(), leaf((4, 84, 84), np.uint8), module, "q")
@@ -361,6 +361,7 @@ class AnyLegal(Legal):
     [
         ({"v_max": 5.0}, "algorithm.v_max"),
         ({"atoms": 5}, "algorithm.atoms"),
+        ({"sigma": 0.1}, "algorithm.sigma"),
         ({"noisy": True, "epsilon_end": 0.2}, "algorithm.epsilon_end"),
         ({"distribution": "qr", "loss": "mse"}, "algorithm.loss"),
         ({"distribution": "c51", "v_min": 3.0, "v_max": 1.0}, "v_min below v_max"),

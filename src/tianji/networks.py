@@ -243,17 +243,15 @@ def convolve(network: Network, body: nn.Module, x: Tensor) -> Tensor:
     return x.float()
 
 
-SIGMA = 0.5
-"""deviation of the noise at the beginning, over the square root of a layer's inputs"""
-
-
 class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise of learnt size (Fortunato et al. 2018):
     y = (W + S * out into^T) x + b + s * out."""
 
-    def __init__(self, n: int, m: int) -> None:
+    def __init__(self, n: int, m: int, sigma: float) -> None:
+        """The noise begins with a deviation of `sigma` over the square root of n."""
         super().__init__()
         self.inputs, self.outputs = n, m
+        self._sigma = sigma
         self.weight_sigma = nn.Parameter(torch.empty(m, n))
         self.bias_sigma = nn.Parameter(torch.empty(m))
         self.weight = nn.Parameter(torch.zeros(m, n))
@@ -264,7 +262,7 @@ class NoisyLinear(nn.Module):
         """Let the noise have its first size."""
         with torch.no_grad():
             for sigma in (self.weight_sigma, self.bias_sigma):
-                sigma.fill_(SIGMA / self.inputs**0.5)
+                sigma.fill_(self._sigma / self.inputs**0.5)
 
     def forward(self, x: Tensor, into: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """`into` [n] and `out` [m] are one noise for all of x; without them, there is none."""
@@ -283,7 +281,7 @@ def spread_noise(rng: np.random.Generator, *shape: int) -> Array:
 class Noisy(nn.Module):
     """A network of noisy layers: those after the convolutions, or all of an mlp but the first."""
 
-    def __init__(self, network: Network, observation: Leaf, outputs: int) -> None:
+    def __init__(self, network: Network, observation: Leaf, outputs: int, sigma: float) -> None:
         super().__init__()
         self._network = network
         self.pictures = kind(network, observation) == "cnn"
@@ -301,7 +299,7 @@ class Noisy(nn.Module):
             first, *hidden = network.hidden
             self.body = MLP(replace(network, hidden=()), observation, first)
             widths = [first, *hidden, outputs]
-        self._order = tuple(NoisyLinear(n, m) for n, m in itertools.pairwise(widths))
+        self._order = tuple(NoisyLinear(n, m, sigma) for n, m in itertools.pairwise(widths))
         self.layers = nn.ModuleList(self._order)
         relu = self.pictures or network.activation == "relu"
         self._activation = torch.relu if relu else tanh
