@@ -265,11 +265,14 @@ class NoisyLinear(nn.Module):
                 sigma.fill_(self._sigma / self.inputs**0.5)
 
     def forward(self, x: Tensor, into: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """`into` [n] and `out` [m] are one noise for all of x; without them, there is none."""
+        """`into` [..., n] and `out` [..., m] are the noise, of all rows or of each; without them,
+        there is none."""
+        y = functional.linear(x, self.weight, self.bias)
         if into is None or out is None:
-            return functional.linear(x, self.weight, self.bias)
-        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(out, into))
-        return functional.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, out))
+            return y
+        # (S * out into^T) x = out * (S (into * x)), which needs no weights for each row.
+        noise = functional.linear(into * x, self.weight_sigma, self.bias_sigma)
+        return torch.addcmul(y, out, noise)
 
 
 def spread_noise(rng: np.random.Generator, *shape: int) -> Array:
@@ -305,7 +308,8 @@ class Noisy(nn.Module):
         self._activation = torch.relu if relu else tanh
 
     def forward(self, x: Tensor, rng: np.random.Generator | None = None) -> Tensor:
-        """With `rng`, new noise is drawn; without, there is none."""
+        """With `rng`, new noise is drawn for each row; without, there is none. One for all rows, as
+        in the paper, has the same mean, and gradients that are many times as noisy."""
         if self.pictures:
             x = convolve(self._network, self.body, x)
         else:
@@ -315,9 +319,9 @@ class Noisy(nn.Module):
             if rng is None:
                 x = layer(x)
             else:
-                noise = torch.from_numpy(spread_noise(rng, layer.inputs + layer.outputs))
-                noise = noise.to(x.device)
-                x = layer(x, noise[: layer.inputs], noise[layer.inputs :])
+                widths = layer.inputs, layer.outputs
+                noise = (torch.from_numpy(spread_noise(rng, len(x), n)) for n in widths)
+                x = layer(x, *(each.to(x.device) for each in noise))
         return x
 
 
@@ -344,7 +348,6 @@ class NoisyInference:
             y: Array = x @ weight + bias
             if rng is not None:
                 into, out = spread_noise(rng, *x.shape), spread_noise(rng, *y.shape)
-                # (S * out into^T) x = out * (S (into * x))
                 y += out * ((into * x) @ weight_sigma + bias_sigma)
             x = y
         return x
