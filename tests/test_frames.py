@@ -1,5 +1,7 @@
 """Stacks out of pictures that are held once, against the stacks that an env saw."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -178,16 +180,17 @@ class Counting:
 SMALL = DQN(batch_size=16, warmup=64, capacity=128, new_steps=16, n_step=2)
 
 
-def test_the_env_and_dqn_on_stacks_keep_their_promises():
+@pytest.mark.parametrize("n_step", [1, 2])
+def test_the_env_and_dqn_on_stacks_keep_their_promises(n_step):
     check_env(Counting, 60)
-    check_algorithm(SMALL, Counting, updates=2)
+    check_algorithm(replace(SMALL, n_step=n_step), Counting, updates=2)
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_through_the_roles_a_batch_has_the_stacks_of_the_env(prioritized):
+@pytest.mark.parametrize(("n_step", "prioritized"), [(1, False), (2, False), (2, True)])
+def test_through_the_roles_a_batch_has_the_stacks_of_the_env(n_step, prioritized):
     """The grey of each picture is its time, so a stack must count up to its newest one."""
     algorithm = DQN(
-        batch_size=16, warmup=96, capacity=128, new_steps=16, n_step=2, prioritized=prioritized
+        batch_size=16, warmup=96, capacity=128, new_steps=16, n_step=n_step, prioritized=prioritized
     )
     built = build(config_for(algorithm), Counting)
     built.learner.begin()

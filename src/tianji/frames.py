@@ -30,7 +30,7 @@ def gather(
     newest: Array, older: Array, valid: Array, at: tuple[Array, Array, Array], out: Array
 ) -> None:
     """Write the stacks at N places (slot, row, env) of memory [slots, T + 1, B, ...] into `out`,
-    [N, K, ...]."""
+    [N, K, ...]. It may ask for one picture more than a stack has, where row 0 is not asked for."""
     slot, row, env = (index[:, None] for index in at)
     T, B, K = valid.shape[1], valid.shape[2], out.shape[1]
     rows = row + np.arange(1 - K, 1)  # [N, K]: of each picture; less than 0 where it is older
@@ -40,7 +40,7 @@ def gather(
     pictures.take((slot * (T + 1) + inside) * B + env, axis=0, out=out, mode="clip")
     if (rows[:, 0] < 0).any():
         n, k = np.nonzero(rows < 0)
-        out[n, k] = older[at[0][n], at[2][n], K - 1 + rows[n, k]]
+        out[n, k] = older[at[0][n], at[2][n], older.shape[2] + rows[n, k]]
     before, inside = rows[:, :-1], inside[:, :-1]
     steps = valid.reshape(-1).take((slot * T + inside) * B + env) | (before < 0)
     if not steps.all():

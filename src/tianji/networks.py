@@ -376,17 +376,15 @@ def convolve(network: Network, body: nn.Module, x: Tensor) -> Tensor:
     return x.float()
 
 
-SIGMA = 0.5
-"""deviation of the noise at the beginning, over the square root of a layer's inputs"""
-
-
 class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise of learnt size (Fortunato et al. 2018):
     y = (W + S * out into^T) x + b + s * out."""
 
-    def __init__(self, n: int, m: int) -> None:
+    def __init__(self, n: int, m: int, sigma: float) -> None:
+        """The noise begins with a deviation of `sigma` over the square root of n."""
         super().__init__()
         self.inputs, self.outputs = n, m
+        self._sigma = sigma
         self.weight_sigma = nn.Parameter(torch.empty(m, n))
         self.bias_sigma = nn.Parameter(torch.empty(m))
         self.weight = nn.Parameter(torch.zeros(m, n))
@@ -397,14 +395,17 @@ class NoisyLinear(nn.Module):
         """Let the noise have its first size."""
         with torch.no_grad():
             for sigma in (self.weight_sigma, self.bias_sigma):
-                sigma.fill_(SIGMA / self.inputs**0.5)
+                sigma.fill_(self._sigma / self.inputs**0.5)
 
     def forward(self, x: Tensor, into: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """`into` [n] and `out` [m] are one noise for all of x; without them, there is none."""
+        """`into` [..., n] and `out` [..., m] are the noise, of all rows or of each; without them,
+        there is none."""
+        y = functional.linear(x, self.weight, self.bias)
         if into is None or out is None:
-            return functional.linear(x, self.weight, self.bias)
-        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(out, into))
-        return functional.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, out))
+            return y
+        # (S * out into^T) x = out * (S (into * x)), which needs no weights for each row.
+        noise = functional.linear(into * x, self.weight_sigma, self.bias_sigma)
+        return torch.addcmul(y, out, noise)
 
 
 def spread_noise(rng: np.random.Generator, *shape: int) -> Array:
@@ -416,7 +417,7 @@ def spread_noise(rng: np.random.Generator, *shape: int) -> Array:
 class Noisy(nn.Module):
     """A network of noisy layers: those after the convolutions, or all of an mlp but the first."""
 
-    def __init__(self, network: Network, observation: Leaf, outputs: int) -> None:
+    def __init__(self, network: Network, observation: Leaf, outputs: int, sigma: float) -> None:
         super().__init__()
         self._network = network
         self.pictures = kind(network, observation) == "cnn"
@@ -434,13 +435,14 @@ class Noisy(nn.Module):
             first, *hidden = network.hidden
             self.body = MLP(replace(network, hidden=()), observation, first)
             widths = [first, *hidden, outputs]
-        self._order = tuple(NoisyLinear(n, m) for n, m in itertools.pairwise(widths))
+        self._order = tuple(NoisyLinear(n, m, sigma) for n, m in itertools.pairwise(widths))
         self.layers = nn.ModuleList(self._order)
         relu = self.pictures or network.activation == "relu"
         self._activation = torch.relu if relu else tanh
 
     def forward(self, x: Tensor, rng: np.random.Generator | None = None) -> Tensor:
-        """With `rng`, new noise is drawn; without, there is none."""
+        """With `rng`, new noise is drawn for each row; without, there is none. One for all rows, as
+        in the paper, has the same mean, and gradients that are many times as noisy."""
         if self.pictures:
             x = convolve(self._network, self.body, x)
         else:
@@ -450,9 +452,9 @@ class Noisy(nn.Module):
             if rng is None:
                 x = layer(x)
             else:
-                noise = torch.from_numpy(spread_noise(rng, layer.inputs + layer.outputs))
-                noise = noise.to(x.device)
-                x = layer(x, noise[: layer.inputs], noise[layer.inputs :])
+                widths = layer.inputs, layer.outputs
+                noise = (torch.from_numpy(spread_noise(rng, len(x), n)) for n in widths)
+                x = layer(x, *(each.to(x.device) for each in noise))
         return x
 
 
@@ -479,7 +481,6 @@ class NoisyInference:
             y: Array = x @ weight + bias
             if rng is not None:
                 into, out = spread_noise(rng, *x.shape), spread_noise(rng, *y.shape)
-                # (S * out into^T) x = out * (S (into * x))
                 y += out * ((into * x) @ weight_sigma + bias_sigma)
             x = y
         return x

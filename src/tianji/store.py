@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from tianji import frames, returns
 from tianji.algorithm import Lanes, Spec
@@ -203,6 +204,8 @@ class Replay:
         self._used = [np.zeros(flat["valid"].shape, np.bool_) for flat in self._flat]
         """which steps were consumed before"""
         self._part: Rollout | None = None
+        self._pictures: Array | None = None
+        """where stacks of two successive rows are handed out: all of their pictures, each once"""
 
     @property
     def share(self) -> float:
@@ -300,6 +303,11 @@ class Replay:
         if (K := self._lanes.frames) > 1:
             obs = flat["observation.obs"]
             observation["obs"] = np.empty((2, N, K, *obs.shape[1:]), obs.dtype)
+        if K > 1 and self._n == 1:
+            self._pictures = np.empty((N, K + 1, *obs.shape[1:]), obs.dtype)
+            # [N, 2, ..., K]; "writeable", as torch warns of what is not.
+            windows = sliding_window_view(self._pictures, K, axis=1, writeable=True)
+            observation["obs"] = np.moveaxis(windows, (1, -1), (0, 2))
         return Rollout(
             observation=observation,
             action=empty(1, flat["action"]),
@@ -324,6 +332,9 @@ class Replay:
         end = last + (last // (T * B) + 1) * B
         for name, array in part.observation.items():
             source = flat[f"observation.{name}"]
+            if name == "obs" and self._pictures is not None:
+                self._stacks(lane, end, self._pictures[where])
+                continue
             for i, at in enumerate((begin, end)):
                 if name == "obs" and self._lanes.frames > 1:
                     self._stacks(lane, at, array[i, where])

@@ -65,18 +65,27 @@ class SumTree:
         at = np.minimum(np.searchsorted(ends, rest, side="right"), self._width - 1)
         rest -= np.where(at > 0, ends.take(at - 1), 0.0)
         at += self._width
+        found = self._descend(at, rest.copy(), careful=False)
+        # Rounding may leave a rest of all there is on the left, and nothing lies on the right.
+        if (lost := self._nodes.take(found) == 0).any():
+            found[lost] = self._descend(at[lost], rest[lost], careful=True)
+        found -= self._size
+        return found
+
+    def _descend(self, at: Array, rest: Array, careful: bool) -> Array:
+        """From nodes of the dense level to leaves; `careful`: to none of value 0."""
         nodes, width = self._nodes, self._width
         while width < self._size:
             width <<= 1
-            at <<= 1
+            at = at << 1
             left = nodes.take(at)
-            # Rounding may leave a rest of all there is on the left: nothing then lies on the right.
-            right = (rest >= left) & (nodes.take(at + 1) > 0)
+            right = rest >= left
+            if careful:
+                right &= nodes.take(at + 1) > 0
             left *= right
             rest -= left
             at += right
-        places: Array = at - self._size
-        return places
+        return at
 
     def state(self) -> State:
         return {"values": self._nodes[self._size :].copy()}

@@ -1,9 +1,14 @@
 """Priorities in processes: the buffer is told, exactly where nothing is stale, and on resuming."""
 
+import contextlib
 import copy
+import json
+import os
+import signal
+import time
 
 import pytest
-from local_runs import DQN, LOCAL, learnt, metrics, one_server, train
+from local_runs import DQN, LOCAL, beside, hosts_of, learnt, metrics, one_server, train
 
 import tianji
 
@@ -50,3 +55,33 @@ def test_apex_runs_free_with_priorities_from_actors_and_learner(tmp_path):
     result = train(PRIORITIZED, tmp_path, LOCAL, "scale.relax=apex", "stop.updates=300")
     assert result.updates >= 300
     assert "prioritize" in result.time["buffer"]
+
+
+@pytest.mark.parametrize(("role", "counted"), [("learner", "recoveries"), ("actor-1", "restarts")])
+def test_a_run_with_priorities_outlives_the_death_of_a_process(role, counted, tmp_path):
+    """A learner dies with what it had not told yet; an actor leaves a gap that no value spans."""
+
+    def kill():
+        hosts, metrics_file = hosts_of(tmp_path / "run"), tmp_path / "run" / "metrics.jsonl"
+        os.kill(hosts[role], signal.SIGKILL)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:  # until updates are made again
+            with contextlib.suppress(OSError, ValueError):
+                table = json.loads((tmp_path / "run" / "hosts.json").read_text())["hosts"]
+                pid = next(row["pid"] for row in table if row["role"] == role)
+                last = json.loads(metrics_file.read_text().splitlines()[-1])["updates"]
+                if pid not in (hosts[role], -1):
+                    seen.append(last)
+            if len(seen) > 1 and seen[-1] > seen[0] + 20:
+                break
+            time.sleep(0.05)
+        else:
+            raise TimeoutError("no updates follow")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    seen = []
+    config = {**PRIORITIZED, "stop": {"updates": 10_000_000}}
+    with beside(kill):
+        result = train(config, tmp_path, LOCAL, "scale.relax=tianji", name="run")
+    assert result.status == "stopped"
+    assert result.notes[counted] == 1

@@ -79,6 +79,8 @@ class DQN:
     """a new step's priority: the error that its actor saw, or the largest so far"""
     noisy: bool = False
     """explore by noise on the weights, whose size is learnt, instead of random actions"""
+    sigma: NotNegative = 0.5
+    """deviation of that noise at the start, over the square root of a layer's inputs"""
     distribution: Literal["none", "c51", "qr"] = "none"
     """learn values, or the returns' distribution: by shares of fixed atoms, or by quantiles"""
     atoms: Count = 51
@@ -181,6 +183,7 @@ class DQN:
         for used, by, keys in (
             (self.prioritized, "prioritized = true", priorities),
             (not self.noisy, "noisy = false", epsilon),
+            (self.noisy, "noisy = true", ("sigma",)),
             (self.distribution != "none", 'distribution = "c51" or "qr"', ("atoms",)),
             (self.distribution == "c51", 'distribution = "c51"', ("v_min", "v_max")),
             (self.distribution == "none", 'distribution = "none"', ("loss",)),
@@ -215,7 +218,7 @@ def _module(hyper: DQN, spec: Spec) -> nn.Module:
     atoms = 1 if hyper.distribution == "none" else hyper.atoms
     outputs = (spec.env.action.n + hyper.dueling) * atoms
     if hyper.noisy:
-        return networks.Noisy(spec.network, observation, outputs)
+        return networks.Noisy(spec.network, observation, outputs, hyper.sigma)
     (module,) = networks.build(spec.network, observation, outputs)
     return module
 
