@@ -20,7 +20,7 @@ import numpy as np
 from measure import RESULTS, ROOT, run_json, save, table
 
 import tianji
-from tianji.env import Continuous, Discrete, EnvSpec, MultiDiscrete, make_env
+from tianji.env import Continuous, Discrete, EnvSpec, MultiDiscrete
 from tianji.ledger import Ledger
 from tianji.types import Array, Leaves
 
@@ -109,7 +109,7 @@ def curve(path: Path, by: str) -> list[list[float]]:
 def chance(name: str) -> float:
     """What random actions come to in the env of a config: the mean return, or the win rate."""
     config = tianji.load_config(ROOT / "configs" / f"{name}.toml")
-    env = make_env(config.env.id, 8, config.env.kwargs)
+    env = config.env.make(8)
     rng = np.random.default_rng(0)
     ledger, observation, ended = Ledger(8), env.reset(0), []
     while sum(map(len, ended)) < CHANCE:

@@ -4,6 +4,7 @@ With --check it writes nothing, and ends with 1 where a page is not in step with
 """
 
 import ast
+import contextlib
 import dataclasses
 import json
 import re
@@ -15,15 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from tianji.algorithm import ALGORITHMS, Bound, algorithm_class
-from tianji.build import topology
+from tianji.build import Topology, topology
 from tianji.config import SECTIONS, Config, load_config
+from tianji.errors import Refusal
 from tianji.join import Graph, in_peers
 from tianji.relax import PRESETS, Relaxation, Sizes, problem, relaxation
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "tianji"
 RESULTS = DOCS.parent / "benchmarks" / "results"
-BLOCK = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: ([a-z0-9 ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 
 WALK = (
     ("envs/gymnasium.py", "GymnasiumEnv", ("step",)),
@@ -48,20 +50,35 @@ WALK = (
     ("store.py", "Fresh", ("add", "choose", "retired", "parts")),
     ("learner.py", "Learner", ("begin", "step", "_ask", "_take", "_finish", "_told", "_publish")),
     (
-        "algorithms/ppo.py",
+        "actor_critic.py",
         "Trainer",
-        ("take", "finish", "_epochs", "_minibatches", "_loss", "params"),
+        (
+            "take",
+            "_look",
+            "_values",
+            "_estimate",
+            "_keep",
+            "finish",
+            "_normalise_advantage",
+            "_epochs",
+            "_minibatches",
+            "_loss",
+            "_forward",
+            "params",
+        ),
     ),
+    ("algorithms/ppo.py", "Trainer", ("_objective",)),
 )
-"""The six files of the walk: the class, and its methods that a transition passes."""
+"""The seven files of the walk: the class, and its methods that a transition passes."""
 
 BESIDE = (
     ("channel.py", None, ()),
     ("transports/memory.py", "_Pipe", ("grant", "reserve", "push", "probe", "release")),
     ("returns.py", None, ("gae",)),
+    ("corrections.py", None, ("uncorrected", "clip")),
     ("optim.py", "Optimizer", ("step", "_average", "_adam")),
 )
-"""What the six call, for a second reading."""
+"""What the seven call, for a second reading."""
 
 
 def lines_of(path: str, owner: str | None, names: tuple[str, ...]) -> int:
@@ -81,7 +98,7 @@ def walk() -> str:
     total = sum(lines_of(*place) for place in WALK)
     whole = sum(len((SOURCE / path).read_text().splitlines()) for path, _, _ in WALK)
     rows.append(f"| | all of it | **{total}** |")
-    return "\n".join(rows) + f"\n\nThe six files have about {round(whole, -2)} lines in all.\n"
+    return "\n".join(rows) + f"\n\nThe seven files have about {round(whole, -2)} lines in all.\n"
 
 
 def measured() -> str:
@@ -238,19 +255,28 @@ def fates() -> str:
     for name in sorted(ALGORITHMS):
         if not isinstance(ALGORITHMS[name], str):
             continue
-        tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}, "stop": {"updates": 1}}
-        joined = topology(load_config(tree))
+        joined = _some_run(name)
         for env in joined.spare:
             env.close()
         found: dict[str, list[str]] = {"averaged": [], "local": []}
         trainer = joined.config.algorithm.trainer(joined.spec)
         for leaf, fate in trainer.fates().items():
             group, _, rest = leaf.partition(".")
-            short = f"`{group}.*`" if rest.startswith("layers.") else f"`{leaf}`"
+            many = "." in rest and group not in ("obs", "return", "state", "value_moments")
+            short = f"`{group}.*`" if many else f"`{leaf}`"
             if short not in found[fate]:
                 found[fate].append(short)
         rows.append(f"| `{name}` | {', '.join(found['averaged'])} | {', '.join(found['local'])} |")
     return "\n".join(rows) + "\n"
+
+
+def _some_run(algorithm: str) -> Topology:
+    """Of an algorithm, in the first of some envs that it can act in."""
+    for env in ("CartPole-v1", "Pendulum-v1", "mpe/simple_spread", "skirmish/3m"):
+        tree = {"env": {"id": env}, "algorithm": {"name": algorithm}, "stop": {"updates": 1}}
+        with contextlib.suppress(Refusal):
+            return topology(load_config(tree))
+    raise ValueError(f"{algorithm} acts in none of the envs that are tried")
 
 
 def graphs() -> str:
@@ -312,6 +338,24 @@ def groups() -> str:
     told = (
         f"Medians of {results['rounds']} runs each of {results['seconds']:g} s, in turn, with 95 % "
         f"intervals of the ratio; {_machine(results)}, {_loaded(results)}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
+def atari() -> str:
+    """What an actor on Pong costs beside the game and the network, and what is quicker."""
+    results = json.loads((RESULTS / "atari.json").read_text())
+    rows = ["| Pong | first | second | ratio |", "|---|---|---|---|"]
+    for name, case in results["comparisons"].items():
+        (first, second), (low, high) = case["median"].values(), case["interval"]
+        rows.append(
+            f"| {name} | {first:,.0f} {case['unit']} | {second:,.0f} {case['unit']} "
+            f"| **{case['ratio']:.2f}** [{low:.2f}, {high:.2f}] |"
+        )
+    told = (
+        f"Medians of {results['rounds']} rounds in turn, with 95 % intervals; one core but for "
+        f"halves, which have two, and an actor in bfloat16; {_machine(results)}, "
+        f"{_loaded(results)}."
     )
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
@@ -429,8 +473,8 @@ def words(kind: object) -> str:
         return f"list of: {words(arguments[0])}"
     if origin is dict:
         return "table"
-    if type(None) in arguments:
-        return words(next(a for a in arguments if a is not type(None)))
+    if arguments:
+        return " or ".join(words(a) for a in arguments if a is not type(None))
     return {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}[kind]
 
 
@@ -450,7 +494,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
     return "\n".join(rows) + "\n"
 
 
-MEASURED = (measured, parallel, chaos, groups, supervision, restart, learning)
+MEASURED = (measured, parallel, chaos, groups, supervision, restart, learning, atari)
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
 

@@ -1,5 +1,8 @@
 """What on-policy algorithms share: masks, agents, passes, refusals; and each one's known answer."""
 
+import copy
+import itertools
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -176,12 +179,12 @@ def test_what_is_not_legal_is_impossible_and_makes_nothing_nan(action):
     output = rng.normal(size=(N, width)).astype(np.float32) * 5
     mask = rng.random((N, width)) < 0.4
     cuts = [0, *np.cumsum([action.n] if isinstance(action, Discrete) else action.nvec)]
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         mask[np.arange(N), rng.integers(begin, end, N)] = True  # one at least is
     drawn, log_prob = over.sample(output, {}, rng, mask)
     best = over.greedy(output, mask)
     for chosen in (drawn, best):
-        for i, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
             choice = chosen if isinstance(action, Discrete) else chosen[:, i]
             assert mask[:, begin:end][np.arange(N), choice].all()
     logits = torch.from_numpy(output).requires_grad_()
@@ -190,7 +193,7 @@ def test_what_is_not_legal_is_impossible_and_makes_nothing_nan(action):
     )
     np.testing.assert_allclose(found.detach().numpy(), log_prob, atol=1e-5)
     expected = np.zeros(N)
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         for row in range(N):
             legal = output[row, begin:end][mask[row, begin:end]].astype(np.float64)
             p = np.exp(legal - legal.max())
@@ -211,7 +214,8 @@ def test_a_row_without_a_legal_action_is_finite():
         logits, {}, torch.from_numpy(action), True, torch.zeros(1, 3) > 1
     )
     (found.sum() + entropy.sum()).backward()
-    assert np.isfinite(log_prob).all() and torch.isfinite(found).all()
+    assert np.isfinite(log_prob).all()
+    assert torch.isfinite(found).all()
     assert torch.isfinite(logits.grad).all()
 
 
@@ -278,6 +282,79 @@ def test_appo_learns_from_a_window_of_stale_batches():
     built.close()
 
 
+class Halves:
+    """Two learners in threads, which add up tensors."""
+
+    def __init__(self):
+        self.barrier, self.tensors = threading.Barrier(2, timeout=60), [None, None]
+
+    def of(self, rank):
+        return Half(self, rank)
+
+
+class Half:
+    size = 2
+
+    def __init__(self, halves, rank):
+        self._halves, self.rank = halves, rank
+
+    def sum(self, tensor):
+        self._halves.tensors[self.rank] = tensor.clone()
+        self._halves.barrier.wait()
+        tensor.copy_(sum(self._halves.tensors))
+        self._halves.barrier.wait()
+        return tensor
+
+    def gather(self, array):
+        table = torch.zeros(2, len(array), dtype=torch.float64)
+        table[self.rank] = torch.from_numpy(array)
+        return list(self.sum(table).numpy())
+
+
+@pytest.mark.parametrize("network", [Network(hidden=(8,)), GRU], ids=["mlp", "gru"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        PPO(epochs=2, minibatches=1, normalise_observation=True, normalise_advantage=False),
+        A2C(entropy_coef=0.01),
+        IMPALA(),
+        APPO(epochs=2, minibatches=1, target_every=1),
+        MAPPO(epochs=2, value_clip=0.5),
+        MAPPO(epochs=2, share=False, normalise_observation=True, normalise_value=False),
+    ],
+    ids=["ppo", "a2c", "impala", "appo", "mappo", "mappo, own networks"],
+)
+def test_two_learners_on_halves_learn_what_one_does_on_the_whole(algorithm, network):
+    parts = []
+    built = build(replace(config_for(algorithm), network=network), toy("Pair"))
+    built.learner.begin()
+    trainer, driver = built.learner._trainer, Serial(built.roles)
+    take = trainer.take
+    trainer.take = lambda part: parts.append(copy.deepcopy(part)) or take(part)
+    while built.learner.version < 2:
+        driver.step()
+    whole = {k: v.copy() for k, v in trainer.networks().items()}
+    built.close()
+    halves, learnt = Halves(), [None, None]
+
+    def learn(rank):
+        spec = replace(built.spec, learners=2, learner=rank, team=halves.of(rank))
+        mine = algorithm.trainer(spec)
+        for update in range(2):
+            mine.take(parts[2 * update + rank])
+            mine.finish()
+        learnt[rank] = mine.networks()
+
+    threads = [threading.Thread(target=learn, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for k, array in whole.items():
+        np.testing.assert_array_equal(learnt[0][k], learnt[1][k], err_msg=k)
+        np.testing.assert_allclose(learnt[0][k], array, atol=2e-5, err_msg=k)
+
+
 def test_what_an_algorithm_cannot_correct_names_those_that_can():
     config = config_for(PPO(), relax=RelaxConfig(correct="impact"))
     with pytest.raises(Refusal, match="one that can: appo"):
@@ -289,7 +366,7 @@ def test_what_an_algorithm_cannot_correct_names_those_that_can():
 
 def test_a_memory_that_would_not_be_used_is_refused():
     config = replace(config_for(DQN()), network=GRU)
-    with pytest.raises(Refusal, match="remember nothing.*impala"):
+    with pytest.raises(Refusal, match=r"remember nothing.*impala"):
         make_spec(config, make_env("toy/Chain", 4, {}).spec)
     config = replace(config_for(PPO()), network=GRU)
     with pytest.raises(Refusal, match="convolutions"):

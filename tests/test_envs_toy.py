@@ -150,14 +150,17 @@ def test_recall_shows_its_symbol_once_and_asks_for_it_at_the_end() -> None:
     env = Recall(5, n=3, delay=2)
     first = env.reset(0)["obs"]
     symbol = first.argmax(1)
-    assert (first.sum(1) == 1).all() and (symbol < 3).all()
+    assert (first.sum(1) == 1).all()
+    assert (symbol < 3).all()
     for clock in range(1, 4):
         step = env.step(symbol)
         assert not step.observation["obs"][:, :3].any()
         assert (step.observation["obs"][:, 3] == (clock == 3)).all()
-        assert not step.reward.any() and not step.terminated.any()
+        assert not step.reward.any()
+        assert not step.terminated.any()
     step = env.step(symbol)
-    assert (step.reward == env.optimal_return).all() and step.terminated.all()
+    assert (step.reward == env.optimal_return).all()
+    assert step.terminated.all()
 
 
 @pytest.mark.parametrize("own_rewards", [False, True])

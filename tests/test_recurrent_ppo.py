@@ -87,7 +87,8 @@ def test_what_a_server_chose_is_unrolled_alike():
             ends.append(equal(trainer, part, version))
 
     watched(NAMES["ppo"], toy("Recall", delay=3), scale, 1, check)
-    assert len(ends) == 3 and sum(ends) > 3
+    assert len(ends) == 3
+    assert sum(ends) > 3
 
 
 def test_a_server_that_publishes_seldom_keeps_states_from_rollout_to_rollout():

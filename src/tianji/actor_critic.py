@@ -620,6 +620,9 @@ class Trainer:
             columns = batch.get("column_agent")
             unrolled = _unroll(self._policy, obs, batch[MEMORY], batch["restart"], columns)
             output = unrolled[batch["where"]]
+        elif agent is None and self._value is not None and "critic" not in batch:
+            output, value = networks.together(obs, self._policy, self._value)
+            return output, value.squeeze(-1)
         else:
             output = _ask(self._policy, obs, agent)
         if self._value is None:

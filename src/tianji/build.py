@@ -31,7 +31,7 @@ from tianji.balance import Balance, uneven_rounds
 from tianji.buffer import MOST_OUT, Buffer, batch_layout, priority_layout
 from tianji.channel import Channel, Transport
 from tianji.config import Config
-from tianji.env import Env, EnvSpec, Halves, make_env
+from tianji.env import Env, EnvSpec, Halves
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
 from tianji.join import Graph, Mixer, edges, model_channel, model_layout
@@ -668,10 +668,13 @@ def _check_halves(config: Config, env: Env) -> None:
 def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:
     """`make(num_envs)` makes envs, by default as the config says; without a `spec`, an env is made
     to look at."""
-    make = make or (lambda num_envs: make_env(config.env.id, num_envs, config.env.kwargs))
+    scale = config.scale
+    make = make or (
+        lambda num_envs: config.env.make(num_envs, False, scale.env_threads, scale.halves)
+    )
     spare = []
     if spec is None:
-        spare = [make(config.scale.envs_per_actor)]
+        spare = [make(scale.envs_per_actor)]
         _check_halves(config, spare[0])
         spec = make_spec(config, spare[0].spec)
     joined = Topology(config, spec, make, spare)

@@ -188,5 +188,7 @@ def _stacks(newest: Array, memory: object, at: tuple[Array, Array, Array]) -> Ar
     """The stacks of pictures at places [L, N] of a lane's observations."""
     assert isinstance(memory, dict)
     flat = at[0].ravel(), at[1].ravel(), at[2].ravel()
-    stacks = frames.gather(newest, memory["once.frames"], memory["valid"], flat)
+    older = memory["once.frames"]
+    stacks = np.empty((at[0].size, older.shape[2] + 1, *newest.shape[3:]), newest.dtype)
+    frames.gather(newest, older, memory["valid"], flat, stacks)
     return stacks.reshape(*at[0].shape, *stacks.shape[1:])

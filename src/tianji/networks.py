@@ -16,10 +16,12 @@ from tianji.algorithm import Network
 from tianji.errors import Refusal
 from tianji.types import Array, Leaf
 
-SMALLEST_PICTURE = 36
-"""pixels a side that three convolutions need"""
-FEATURES = 512
-"""what convolutions give to the last layer"""
+SMALLEST_PICTURE = 8
+"""pixels a side that convolutions need"""
+SMALLEST_LARGE_PICTURE = 36
+"""pixels a side that the three convolutions for large pictures need"""
+FEATURES, SMALL_FEATURES = 512, 128
+"""what convolutions give to the last layer, those for small pictures too"""
 
 
 class _NumpyTanh(torch.autograd.Function):
@@ -55,24 +57,41 @@ def floats(x: Tensor) -> Tensor:
 
 
 class Picture(nn.Module):
-    """Pictures, channels first or last, to float32 [B, C, H, W]."""
+    """Pictures, channels first or last, or stacks of them, to [B, C, H, W] of a floating type."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.last = shape[-1] < shape[0]
-        self.channels = shape[-1] if self.last else shape[0]
+        *stack, first, _, last = shape
+        self.stacks = bool(stack)
+        self.last = last < first
+        self.channels = (last if self.last else first) * (stack[0] if stack else 1)
+        self.dtype = torch.float32
+        self.scaled = False
+        """do the weights that follow turn bytes into 0..1?"""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.last:
-            x = x.permute(0, 3, 1, 2)
-        return floats(x)
+            x = x.movedim(-1, -3)
+        if self.stacks:
+            x = x.flatten(1, 2)
+        if not self.scaled and self.dtype == torch.float32:
+            return floats(x)
+        order = torch.preserve_format if self.dtype == torch.float32 else torch.channels_last
+        y = x.to(self.dtype, memory_format=order)
+        return y / BYTE if self.scaled and x.dtype != torch.uint8 else y
+
+
+def _sides(observation: Leaf) -> int:
+    """Pixels of the shorter side of a picture, or of those of a stack; 0: it is none."""
+    shape = observation.shape[1:] if len(observation.shape) == 4 else observation.shape
+    return sorted(shape)[1] if len(shape) == 3 else 0
 
 
 def kind(network: Network, observation: Leaf) -> str:
     """Which network fits: the config's word, or by the shape of the observation."""
-    picture = len(observation.shape) == 3 and sorted(observation.shape)[1] >= SMALLEST_PICTURE
+    picture = _sides(observation) >= SMALLEST_PICTURE
     if network.kind == "auto":
-        return "cnn" if picture and observation.dtype == np.uint8 else "mlp"
+        return "cnn" if picture and observation.dtype in (np.uint8, np.bool_) else "mlp"
     if network.kind == "cnn" and not picture:
         raise Refusal(
             f'network.kind = "cnn" needs pictures of {SMALLEST_PICTURE} pixels or more a side; '
@@ -99,22 +118,61 @@ class MLP(nn.Module):
         return functional.linear(x, self._order[-1].weight, self._order[-1].bias)
 
 
-def convolutions(observation: Leaf) -> nn.Sequential:
-    """Pictures to 512 features, as in Mnih et al. 2015."""
-    picture = Picture(observation.shape)
-    layers = nn.Sequential(
-        picture,
-        nn.Conv2d(picture.channels, 32, 8, 4),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 4, 2),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, 1),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
-    with torch.no_grad():
-        width = layers(torch.zeros(1, *observation.shape)).shape[1]
-    return nn.Sequential(*layers, nn.Linear(width, FEATURES), nn.ReLU())
+class Features(nn.Sequential):
+    """Convolutions of pictures, to `width` float32 numbers."""
+
+    def __init__(self, observation: Leaf) -> None:
+        picture = Picture(observation.shape)
+        large = _sides(observation) >= SMALLEST_LARGE_PICTURE
+        layers: list[nn.Module]
+        if large:
+            layers = [
+                nn.Conv2d(picture.channels, 32, 8, 4),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, 4, 2),
+                nn.ReLU(),
+                nn.Conv2d(64, 64, 3, 1),
+                nn.ReLU(),
+            ]
+        else:
+            layers = [nn.Conv2d(picture.channels, 16, 3, 1), nn.ReLU()]
+        width = FEATURES if large else SMALL_FEATURES
+        layers = [picture, *layers, nn.Flatten()]
+        with torch.no_grad():
+            flat = nn.Sequential(*layers)(torch.zeros(1, *observation.shape)).shape[1]
+        super().__init__(*layers, nn.Linear(flat, width), nn.ReLU())
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x.float()
+
+    def quicken(self, precision: str, scaled: bool) -> None:
+        """Compute at this precision; if `scaled`, take for granted that `first` was made smaller,
+        so that bytes need not be."""
+        picture = self[0]
+        assert isinstance(picture, Picture)
+        picture.scaled = scaled
+        if precision == "bfloat16":
+            picture.dtype = torch.bfloat16
+            self.to(torch.bfloat16)
+            for parameter in self.parameters():
+                if parameter.ndim == 4:
+                    parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+    @property
+    def first(self) -> Tensor:
+        """The weights that see the pictures."""
+        weight = self[1].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+
+def convolutions(observation: Leaf) -> Features:
+    """Large pictures to 512 features, as in Mnih et al. 2015; small ones to 128, as in Young and
+    Tian 2019."""
+    return Features(observation)
 
 
 def build(network: Network, observation: Leaf, *outputs: int) -> list[nn.Module]:
@@ -122,7 +180,16 @@ def build(network: Network, observation: Leaf, *outputs: int) -> list[nn.Module]
     if kind(network, observation) == "mlp":
         return [MLP(network, observation, n) for n in outputs]
     body = convolutions(observation)
-    return [nn.Sequential(body, nn.Linear(FEATURES, n)) for n in outputs]
+    return [nn.Sequential(body, nn.Linear(body.width, n)) for n in outputs]
+
+
+def together(x: Tensor, *modules: nn.Module) -> list[Tensor]:
+    """What each of these answers to x; the convolutions that they share are computed once."""
+    pairs = [m for m in modules if isinstance(m, nn.Sequential) and len(m) == 2]
+    if len(pairs) < len(modules) or len({id(pair[0]) for pair in pairs}) > 1:
+        return [module(x) for module in modules]
+    features = pairs[0][0](x)
+    return [pair[1](features) for pair in pairs]
 
 
 class Critics(nn.Module):
@@ -230,17 +297,32 @@ class NumpyMLP:
 
 
 class TorchInference:
-    """Any network, in torch."""
+    """Any network, in torch. Convolutions compute at the network's precision, what follows them in
+    float32: values that differ by little must stay different."""
 
-    def __init__(self, module: nn.Module, prefix: str, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        prefix: str,
+        device: str = "cpu",
+        precision: str = "float32",
+        scaled: bool = False,
+    ) -> None:
+        """`scaled`: pictures are bytes, and the first weights make them 0..1."""
         self._module = module.to(device)
         self._prefix = prefix
         self._device = device
+        features = [m for m in module.modules() if isinstance(m, Features)]
+        for each in features:
+            each.quicken(precision, scaled)
+        self._scaled = [each.first for each in features if scaled]
 
     def load(self, params: Mapping[str, Array]) -> None:
         with torch.no_grad():
             for name, parameter in self._module.named_parameters():
-                parameter.copy_(torch.from_numpy(params[f"{self._prefix}.{name}"]))
+                array = torch.from_numpy(params[f"{self._prefix}.{name}"])
+                scaled = any(parameter is first for first in self._scaled)
+                parameter.copy_(array * BYTE if scaled else array)
 
     def __call__(self, x: Array) -> Array:
         with torch.inference_mode():
@@ -252,7 +334,15 @@ def inference(
     network: Network, observation: Leaf, module: nn.Module, prefix: str, device: str = "cpu"
 ) -> Inference:
     """The quicker way to answer with this network: numpy for an mlp on a CPU, else torch."""
-    if kind(network, observation) == "mlp" and device == "cpu":
+    if kind(network, observation) == "cnn":
+        scaled = observation.dtype == np.uint8
+        return TorchInference(module, prefix, device, network.precision, scaled)
+    if network.precision != "float32":
+        raise Refusal(
+            f'network.precision = "{network.precision}" is for convolutions, and this network has '
+            f'none, so it would do nothing. Set network.precision = "float32".'
+        )
+    if device == "cpu":
         linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
         return NumpyMLP(network.activation, [f"{prefix}.{name}" for name in linear])
     return TorchInference(module, prefix, device)

@@ -33,6 +33,7 @@ from tianji.folder import (
     write_json,
 )
 from tianji.learner import NonFinite
+from tianji.machine import keep_memory
 from tianji.record import Recorder
 from tianji.result import Result
 from tianji.role import State
@@ -210,6 +211,7 @@ def prepare_torch(config: Config) -> None:
             'scale.device = "cpu", or run `tianji doctor`.'
         )
     torch.set_num_threads(config.scale.cores)
+    keep_memory()
 
 
 class EnvFailed(Failure):

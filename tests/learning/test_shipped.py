@@ -8,6 +8,9 @@ from tianji.config import shipped_configs
 QUICK = {"ppo_cartpole", "dqn_cartpole", "ppo_pendulum", "a3c_cartpole"}
 """configs that need seconds and are unlike each other; all of them are among the slow tests"""
 
+HOURS = {"dqn_breakout_minatar", "dqn_pong", "ppo_halfcheetah", "ppo_pong"}
+"""configs that need hours on two cores: `benchmarks/shipped.py NAME` runs them"""
+
 
 def reaches(name, seed, tmp_path):
     result = tianji.train(name, [f"seed={seed}"], runs=tmp_path)
@@ -34,7 +37,7 @@ def test_two_actors_in_processes_reach_the_target_asynchronously(name, envs, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("name", [path.stem for path in shipped_configs()])
+@pytest.mark.parametrize("name", sorted({path.stem for path in shipped_configs()} - HOURS))
 def test_every_config_reaches_its_target_on_three_seeds(name, seed, tmp_path):
     reaches(name, seed, tmp_path)
 

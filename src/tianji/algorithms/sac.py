@@ -201,7 +201,8 @@ class Trainer:
 
         excess = (log_prob.detach() + self._entropy).mean()
         if self._hyper.tune:
-            loss = -self._log_alpha.exp() * excess
+            # By the log of alpha: the paper's gradient over alpha, so that a small one still moves.
+            loss = -self._log_alpha * excess
             self._optimizers["temperature"].step(loss, rate, rows)
         self._target_flat.data.lerp_(self._optimizers["critics"].flat.data, self._hyper.tau)
 

@@ -75,7 +75,7 @@ MAPS = {
 
 class Skirmish:
     """B battles that are stepped together. The agents are the allies; each enemy attacks the ally
-    that is nearest to it, and walks up to it."""
+    that is nearest to it, or walks up to it."""
 
     def __init__(self, num_envs: int, name: str) -> None:
         if name not in MAPS:
@@ -152,8 +152,9 @@ class Skirmish:
             )
         enemies = np.s_[:, self._A :]
         before = self._health[enemies] + self._shield[enemies]
+        target, attacks = self._orders(action)
         for _ in range(LOOPS // TICK):
-            self._fight(action)
+            self._fight(action, target, attacks)
         after = self._health[enemies] + self._shield[enemies]
         kills = np.count_nonzero((before > 0) & (after <= 0), axis=1)
         won = ~(after > 0).any(axis=1)
@@ -218,30 +219,38 @@ class Skirmish:
         self._last[which] = NOTHING
         self._clock[which] = 0
 
-    def _fight(self, action: Array) -> None:
+    def _orders(self, action: Array) -> tuple[Array, Array]:
+        """[B, U]: at whom each unit aims in this step, and whether it may attack. An enemy aims at
+        the nearest ally; like an agent, it attacks only whom it had near when the step began, and
+        walks up to whom it had not."""
+        A, place = self._A, self._place
+        apart = place[:, None, :A] - place[:, A:, None]
+        far = np.einsum("beax,beax->bea", apart, apart)
+        far[np.broadcast_to(self._health[:, None, :A] <= 0, far.shape)] = np.inf
+        told = action >= ATTACK
+        aims = np.where(told, action - ATTACK + A, 0), far.argmin(axis=2)
+        near = far.min(axis=2) <= SHOOT**2
+        return np.concatenate(aims, axis=1), np.concatenate([told, near], axis=1)
+
+    def _fight(self, action: Array, target: Array, attacks: Array) -> None:
         """All units do what they were told for a tick, at the same time."""
         A, place = self._A, self._place
         alive = self._health > 0
-        apart = place[:, None, :A] - place[:, A:, None]
-        far = np.einsum("beax,beax->bea", apart, apart)
-        far[np.broadcast_to(~alive[:, None, :A], far.shape)] = np.inf
-        nearest_ally = far.argmin(axis=2)
-        attacks = action >= ATTACK
-        target = np.concatenate([np.where(attacks, action - ATTACK + A, 0), nearest_ally], axis=1)
         way = np.take_along_axis(place, target[..., None], axis=1) - place
         distance = np.sqrt(np.einsum("bux,bux->bu", way, way))
         busy = alive & np.take_along_axis(alive, target, axis=1)
-        busy[:, :A] &= attacks
+        busy[:, :A] &= attacks[:, :A]
         near = distance <= self._reach
         self._wait -= TICK
-        fires = busy & near & (self._wait <= 0)
+        fires = busy & near & attacks & (self._wait <= 0)
         # What is over of a pause is not lost: attacks keep their rate whatever a tick is.
         self._wait = np.where(fires, self._wait + self._pause, np.maximum(self._wait, 0.0))
-        length = np.where(
-            busy & ~near, np.minimum(self._stride, distance - self._reach) / (distance + 1e-9), 0.0
-        )
+        length = np.where(busy & ~near, self._stride / np.maximum(distance, 1e-6), 0.0)
         place += way * length[..., None]
-        walks = WAYS[np.where(attacks, STOP, action)] * (self._stride[:A] * alive[:, :A])[..., None]
+        walks = (
+            WAYS[np.where(attacks[:, :A], STOP, action)]
+            * (self._stride[:A] * alive[:, :A])[..., None]
+        )
         place[:, :A] += walks
         np.clip(place, 0.0, SIDE, out=place)
         if fires.any():

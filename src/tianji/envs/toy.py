@@ -50,6 +50,12 @@ class Toy:
         reward = np.where(_wide(valid, reward), reward, 0).astype(np.float32)
         return TimeStep(self._leaves(), reward, terminated, truncated, valid)
 
+    def reset_some(self, which: Array) -> Leaves:
+        self._x = np.where(which, self._first(), self._x)
+        self._clock[which] = 0
+        self._ended[which] = False
+        return {"obs": self._observe()}
+
     def render(self) -> Array:
         raise Refusal(f"{self.spec.id} has no picture. Make it without pictures.")
 
@@ -154,8 +160,9 @@ class Target(Toy):
     """Reward 1 whatever is done, never terminated, truncated every `every` steps: a learner that
     takes truncation for termination misses the value, 1 / (1 - gamma)."""
 
-    def __init__(self, num_envs: int, every: int = 8) -> None:
-        super().__init__("toy/Target", num_envs, 1, Discrete(2), every)
+    def __init__(self, num_envs: int, every: int = 8, continuous: bool = False) -> None:
+        action = Continuous((-1.0,), (1.0,), (1,)) if continuous else Discrete(2)
+        super().__init__("toy/Target", num_envs, 1, action, every)
 
     def optimal_values(self, gamma: float) -> Array:
         """[1]: the one state's value."""
@@ -273,7 +280,8 @@ class Pair(Toy):
 
     def _mask(self) -> Array:
         legal = np.arange(self._n) != self._x[..., 1:]
-        return np.where(self._alive()[..., None], legal, np.arange(self._n) == 0)
+        mask: Array = np.where(self._alive()[..., None], legal, np.arange(self._n) == 0)
+        return mask
 
     def _advance(self, action: Array) -> tuple[Array, Array]:
         chosen = np.take_along_axis(self._mask(), action[..., None], -1)[..., 0]
