@@ -30,6 +30,7 @@ TARGETS: dict[str, float] = {
     "ppo_pendulum": -200, "sac_pendulum": -200, "td3_pendulum": -200,
     "dqn_breakout_minatar": 10, "ppo_breakout_minatar": 10,
     "dqn_pong": 18, "ppo_pong": 18,
+    "maddpg_spread": -35,
     "qmix_3m": 0.8, "vdn_3m": 0.8, "mappo_3m": 0.8, "qmix_smax_3m": 0.8,
 }  # fmt: skip
 """mean return of the last 100 training episodes, or share of them that were won"""

@@ -414,6 +414,20 @@ def restart() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(words, 119)]) + "\n"
 
 
+def particles() -> str:
+    """What it brings to step particle worlds together."""
+    results = json.loads((RESULTS / "mpe.json").read_text())
+    head = f"{results['envs']} of ours"
+    rows = [f"| env steps/s | {head} | mpe2 | ratio of medians |", "|---|---|---|---|"]
+    for world, found in results["comparisons"].items():
+        ours, theirs = found["median"]["tianji"], found["median"]["mpe2"]
+        low, high = found["interval"]
+        ratio = f"**{found['ratio']:.0f}** [{low:.0f}, {high:.0f}]"
+        rows.append(f"| `mpe/{world}` | {ours:,.0f} | {theirs:,.0f} | {ratio} |")
+    words = f"{_machine(results)}, {_loaded(results)}."
+    return "\n".join([*rows, "", *textwrap.wrap(words, 119)]) + "\n"
+
+
 def learning() -> str:
     """What every algorithm came to, over seeds."""
     rows = [
@@ -494,7 +508,9 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
     return "\n".join(rows) + "\n"
 
 
-MEASURED = (measured, parallel, chaos, groups, supervision, restart, learning, atari)
+MEASURED = (
+    measured, parallel, chaos, groups, supervision, restart, learning, atari, particles,
+)  # fmt: skip
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
 

@@ -267,6 +267,13 @@ def test_the_state_is_a_leaf_where_the_env_has_one(made) -> None:
     assert steps == [[1, 2, 1], [2, 1, 1], [3, 1, 1], [0, 0, 0]]  # nothing follows the last
 
 
+def test_a_game_that_names_something_else_state_has_none() -> None:
+    env = make_env("pettingzoo/pettingzoo.classic.rps_v2", 1, {})
+    assert "state" not in env.spec.observation
+    env.reset(0)
+    assert env.step(np.array([[0, 1]])).valid.all()
+
+
 def test_mpe2_comes_through_the_adapter_as_it_is() -> None:
     from mpe2 import simple_tag_v3
 

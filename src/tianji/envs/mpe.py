@@ -25,8 +25,8 @@ MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], np.float64)
 """nothing, left, right, down, up"""
 COVERED = 0.1
 """an agent that is nearer to a landmark than this covers it"""
-PIXELS = 350
-"""sides of a picture"""
+PIXELS = 352
+"""sides of a picture, a multiple of 16 as videos want it"""
 BLUE, GREEN, RED, GREY = (70, 70, 170), (70, 170, 70), (170, 70, 70), (50, 50, 50)
 
 Colour = tuple[int, int, int]
@@ -114,8 +114,7 @@ class Particles:
         scale = 0.45 * PIXELS / reach  # pixels a unit, with a margin for circles at the edge
         y, x = np.mgrid[:PIXELS, :PIXELS] + 0.5
         radii = self._size * (scale if self._rescaling else 0.45 * PIXELS)
-        drawn = list(zip(place, radii, self._colours(), strict=True))
-        for (right, up), radius, colour in reversed(drawn):
+        for (right, up), radius, colour in zip(place, radii, self._colours(), strict=True):
             away = np.hypot(x - PIXELS / 2 - right * scale, y - PIXELS / 2 + up * scale)
             picture[away <= radius] = colour
             picture[np.abs(away - radius) <= 0.5] = 0
