@@ -4,6 +4,7 @@ With --check it writes nothing, and ends with 1 where a page is not in step with
 """
 
 import ast
+import contextlib
 import dataclasses
 import json
 import re
@@ -15,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from tianji.algorithm import ALGORITHMS, Bound, algorithm_class
-from tianji.build import topology
+from tianji.build import Topology, topology
 from tianji.config import SECTIONS, Config, load_config
+from tianji.errors import Refusal
 from tianji.join import Graph, in_peers
 from tianji.relax import PRESETS, Relaxation, Sizes, problem, relaxation
 
@@ -238,19 +240,27 @@ def fates() -> str:
     for name in sorted(ALGORITHMS):
         if not isinstance(ALGORITHMS[name], str):
             continue
-        tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}, "stop": {"updates": 1}}
-        joined = topology(load_config(tree))
+        joined = _some_run(name)
         for env in joined.spare:
             env.close()
         found: dict[str, list[str]] = {"averaged": [], "local": []}
         trainer = joined.config.algorithm.trainer(joined.spec)
         for leaf, fate in trainer.fates().items():
             group, _, rest = leaf.partition(".")
-            short = f"`{group}.*`" if rest.startswith("layers.") else f"`{leaf}`"
+            short = f"`{group}.*`" if "." in rest else f"`{leaf}`"
             if short not in found[fate]:
                 found[fate].append(short)
         rows.append(f"| `{name}` | {', '.join(found['averaged'])} | {', '.join(found['local'])} |")
     return "\n".join(rows) + "\n"
+
+
+def _some_run(algorithm: str) -> Topology:
+    """Of an algorithm, in the first of some envs that it can act in."""
+    for env in ("CartPole-v1", "Pendulum-v1", "skirmish/3m"):
+        tree = {"env": {"id": env}, "algorithm": {"name": algorithm}, "stop": {"updates": 1}}
+        with contextlib.suppress(Refusal):
+            return topology(load_config(tree))
+    raise ValueError(f"{algorithm} acts in none of the envs that are tried")
 
 
 def graphs() -> str:

@@ -264,7 +264,7 @@ def test_every_method_that_a_page_names_exists():
 
 def test_every_config_key_that_a_page_names_exists():
     known = {"seed"}
-    for name in ("ppo", "dqn"):
+    for name in ("ppo", "dqn", "qmix", "vdn"):
         tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}, "stop": {"updates": 1}}
         known |= {row[0] for row in load_config(tree).rows()}
     for page in PAGES:

@@ -543,13 +543,14 @@ def _public(name: str) -> str:
 
 
 def _meanings(kind: type[Any]) -> dict[str, str]:
-    """The line under each field of a dataclass."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
+    """The line under each field of a dataclass, and of those that it inherits from."""
     meanings: dict[str, str] = {}
-    for node, following in zip(body.body, [*body.body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            meanings[node.target.id] = ""
-            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                meanings[node.target.id] = " ".join(str(following.value.value).split())
+    for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for node, following in zip(body.body, [*body.body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                meanings[node.target.id] = ""
+                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                    meanings[node.target.id] = " ".join(str(following.value.value).split())
     return meanings
