@@ -51,9 +51,9 @@ SMAX   := .venv-smax
 smax: $(SMAX)/.ready
 	$(SMAX)/bin/python -m pytest tests/test_envs_smac.py
 
-$(SMAX)/.ready: pyproject.toml
+$(SMAX)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SMAX)
-	$(SMAX)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	$(SMAX)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(SMAX)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,smax]'
 	@touch $@
 
