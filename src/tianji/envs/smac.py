@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -285,7 +287,8 @@ def _starcraft(name: str) -> Any:
 def _jax(name: str) -> tuple[Any, Any]:
     """The packages jax and jaxmarl."""
     try:
-        return importlib.import_module("jax"), importlib.import_module("jaxmarl")
+        with contextlib.redirect_stdout(sys.stderr):  # it greets, where results are read
+            return importlib.import_module("jax"), importlib.import_module("jaxmarl")
     except ImportError as error:
         raise Refusal(
             f"smax/{name} needs JaxMARL, which is not installed, so no step can be made: {error}. "
