@@ -25,7 +25,7 @@ from tianji.relax import PRESETS, Relaxation, Sizes, problem, relaxation
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "tianji"
 RESULTS = DOCS.parent / "benchmarks" / "results"
-BLOCK = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: ([a-z0-9 ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 
 WALK = (
     ("envs/gymnasium.py", "GymnasiumEnv", ("step",)),
@@ -50,20 +50,35 @@ WALK = (
     ("store.py", "Fresh", ("add", "choose", "retired", "parts")),
     ("learner.py", "Learner", ("begin", "step", "_ask", "_take", "_finish", "_told", "_publish")),
     (
-        "algorithms/ppo.py",
+        "actor_critic.py",
         "Trainer",
-        ("take", "finish", "_epochs", "_minibatches", "_loss", "params"),
+        (
+            "take",
+            "_look",
+            "_values",
+            "_estimate",
+            "_keep",
+            "finish",
+            "_normalise_advantage",
+            "_epochs",
+            "_minibatches",
+            "_loss",
+            "_forward",
+            "params",
+        ),
     ),
+    ("algorithms/ppo.py", "Trainer", ("_objective",)),
 )
-"""The six files of the walk: the class, and its methods that a transition passes."""
+"""The seven files of the walk: the class, and its methods that a transition passes."""
 
 BESIDE = (
     ("channel.py", None, ()),
     ("transports/memory.py", "_Pipe", ("grant", "reserve", "push", "probe", "release")),
     ("returns.py", None, ("gae",)),
+    ("corrections.py", None, ("uncorrected", "clip")),
     ("optim.py", "Optimizer", ("step", "_average", "_adam")),
 )
-"""What the six call, for a second reading."""
+"""What the seven call, for a second reading."""
 
 
 def lines_of(path: str, owner: str | None, names: tuple[str, ...]) -> int:
@@ -83,7 +98,7 @@ def walk() -> str:
     total = sum(lines_of(*place) for place in WALK)
     whole = sum(len((SOURCE / path).read_text().splitlines()) for path, _, _ in WALK)
     rows.append(f"| | all of it | **{total}** |")
-    return "\n".join(rows) + f"\n\nThe six files have about {round(whole, -2)} lines in all.\n"
+    return "\n".join(rows) + f"\n\nThe seven files have about {round(whole, -2)} lines in all.\n"
 
 
 def measured() -> str:
@@ -247,7 +262,8 @@ def fates() -> str:
         trainer = joined.config.algorithm.trainer(joined.spec)
         for leaf, fate in trainer.fates().items():
             group, _, rest = leaf.partition(".")
-            short = f"`{group}.*`" if "." in rest else f"`{leaf}`"
+            many = "." in rest and group not in ("obs", "return", "state", "value_moments")
+            short = f"`{group}.*`" if many else f"`{leaf}`"
             if short not in found[fate]:
                 found[fate].append(short)
         rows.append(f"| `{name}` | {', '.join(found['averaged'])} | {', '.join(found['local'])} |")
@@ -256,7 +272,7 @@ def fates() -> str:
 
 def _some_run(algorithm: str) -> Topology:
     """Of an algorithm, in the first of some envs that it can act in."""
-    for env in ("CartPole-v1", "Pendulum-v1", "skirmish/3m"):
+    for env in ("CartPole-v1", "Pendulum-v1", "mpe/simple_spread", "skirmish/3m"):
         tree = {"env": {"id": env}, "algorithm": {"name": algorithm}, "stop": {"updates": 1}}
         with contextlib.suppress(Refusal):
             return topology(load_config(tree))
@@ -326,6 +342,24 @@ def groups() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
 
+def atari() -> str:
+    """What an actor on Pong costs beside the game and the network, and what is quicker."""
+    results = json.loads((RESULTS / "atari.json").read_text())
+    rows = ["| Pong | first | second | ratio |", "|---|---|---|---|"]
+    for name, case in results["comparisons"].items():
+        (first, second), (low, high) = case["median"].values(), case["interval"]
+        rows.append(
+            f"| {name} | {first:,.0f} {case['unit']} | {second:,.0f} {case['unit']} "
+            f"| **{case['ratio']:.2f}** [{low:.2f}, {high:.2f}] |"
+        )
+    told = (
+        f"Medians of {results['rounds']} rounds in turn, with 95 % intervals; one core but for "
+        f"halves, which have two, and an actor in bfloat16; {_machine(results)}, "
+        f"{_loaded(results)}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
 def supervision() -> str:
     """What being watched costs an actor."""
     results = json.loads((RESULTS / "supervision.json").read_text())
@@ -380,6 +414,38 @@ def restart() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(words, 119)]) + "\n"
 
 
+def learning() -> str:
+    """What every algorithm came to, over seeds."""
+    rows = [
+        "| config | chance | target | reached | came to | env steps | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    notes, machines = [], {}
+    for path in sorted((RESULTS / "learning").glob("*.json")):
+        results = json.loads(path.read_text())
+        runs, name = results["runs"], results["config"]
+        won = results["by"] == "win_rate"
+        say = "{:.0%}".format if won else "{:.4g}".format
+        target = (
+            "" if results["target"] is None else f"{'won ' if won else ''}{say(results['target'])}"
+        )
+        reached = "" if not target else f"{sum(r['reached'] for r in runs)} of {len(runs)}"
+        cells = [
+            ", ".join(say(r["value"]) for r in runs),
+            ", ".join(f"{r['steps'] / 1e6:.2f} M" for r in runs),
+            ", ".join(f"{r['total_s']:.0f}" for r in runs),
+        ]
+        where = machines.setdefault(_machine(results), len(machines) + 1)
+        head = f"[`{name}`](../configs/{name}.toml)<sup>{where}</sup>"
+        rows.append(
+            f"| {head} | {say(results['chance'])} | {target} | {reached} | {' | '.join(cells)} |"
+        )
+        notes.append(f"{results['command']}")
+    told = [f"{number}: {machine}." for machine, number in machines.items()]
+    commands = ["```", *dict.fromkeys(notes), "```"]
+    return "\n".join([*rows, "", " ".join(told), "", "The commands:", "", *commands]) + "\n"
+
+
 def _loaded(results: dict) -> str:
     return f"used by others, too (load {results['machine']['load_1min']:.1f})"
 
@@ -407,8 +473,8 @@ def words(kind: object) -> str:
         return f"list of: {words(arguments[0])}"
     if origin is dict:
         return "table"
-    if type(None) in arguments:
-        return words(next(a for a in arguments if a is not type(None)))
+    if arguments:
+        return " or ".join(words(a) for a in arguments if a is not type(None))
     return {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}[kind]
 
 
@@ -428,7 +494,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
     return "\n".join(rows) + "\n"
 
 
-MEASURED = (measured, parallel, chaos, groups, supervision, restart)
+MEASURED = (measured, parallel, chaos, groups, supervision, restart, learning, atari)
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
 

@@ -94,7 +94,9 @@ class Trainer:
         for module in self._modules.values():
             networks.initialise(module, rng, 2**0.5, last=0.01)
             module.to(spec.device)
-        self._optimizer = Optimizer(self._modules, 0.5, team=spec.team, shared=spec.shared)
+        self._optimizer = Optimizer(
+            self._modules, 0.5, team=spec.team, shared=spec.shared, gradients=spec.gradients
+        )
         self._params = Params(Policy(spec).shapes)
         self._losses, self._rows = [], 0
 

@@ -357,7 +357,7 @@ def random_part(trainer, seed, behind=0.0):
     part.terminated[:] = rng.random((T, B)) < 0.1
     part.valid[:] = rng.random((T, B)) < 0.85
     part.terminated &= part.valid
-    now = trainer._log_prob(torch.from_numpy(part.observation["obs"][:-1]), part.action)
+    now = trainer._log_prob(*trainer._look(part))
     part.extras["log_prob"][:] = now + behind * rng.normal(size=(T, B))
     return part, now
 

@@ -80,7 +80,7 @@ def checkout(tmp_path, monkeypatch):
     for registry, content in zip(registries, before, strict=True):
         registry.clear()
         registry.update(content)
-    for name in {"corridor", "reinforce", "snippets", "tianji.testing.faults"} - modules:
+    for name in {"corridor", "reinforce", "td0", "snippets", "tianji.testing.faults"} - modules:
         sys.modules.pop(name, None)
 
 
@@ -237,9 +237,9 @@ def test_generated_tables_are_in_step_with_the_code(capsys):
     assert tables().main(check=True) == 0, capsys.readouterr().out
 
 
-def test_the_walk_names_six_files_and_what_lies_under_them():
+def test_the_walk_names_seven_files_and_what_lies_under_them():
     module, text = tables(), (ROOT / "docs" / "walk.md").read_text()
-    assert len(module.WALK) == 6
+    assert len(module.WALK) == 7
     for path, owner, names in (*module.WALK, *module.BESIDE):
         assert f"`{path}`" in text, path
         module.lines_of(path, owner, names)
@@ -264,7 +264,7 @@ def test_every_method_that_a_page_names_exists():
 
 def test_every_config_key_that_a_page_names_exists():
     known = {"seed"}
-    for name in ("ppo", "dqn", "qmix", "vdn"):
+    for name in ("ppo", "dqn", "sac", "td3"):
         tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}, "stop": {"updates": 1}}
         known |= {row[0] for row in load_config(tree).rows()}
     for page in PAGES:

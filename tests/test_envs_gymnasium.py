@@ -326,7 +326,7 @@ def test_every_autoreset_mode_gives_what_single_envs_give(id: str, next_step: bo
     num_envs, seed = 3, 11
     env, actions = make_gymnasium_env(id, num_envs, {}), script(num_envs, 60)
     env.reset(seed)
-    got = [[np.array(a) for a in (s.observation["obs"], *s[1:])] for s in map(env.step, actions)]
+    got = [[np.array(a) for a in (s.observation["obs"], *s[1:5])] for s in map(env.step, actions)]
     if id == "test/Walk-v0":
         seeds = [int(x) for x in np.random.SeedSequence(seed).generate_state(num_envs)]
     else:

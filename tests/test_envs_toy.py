@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tianji.env import Continuous, Discrete, Env, Restorable, make_env
-from tianji.envs.toy import Chain, Identity, Target
+from tianji.envs.toy import Chain, Identity, Pair, Recall, Target
 from tianji.errors import Refusal
 from tianji.testing import check_env
 
@@ -15,6 +15,7 @@ TOYS = {
     "chain": lambda n: Chain(n, n=4, limit=9),
     "chain from anywhere": lambda n: Chain(n, n=4, limit=9, anywhere=True),
     "target": lambda n: Target(n, every=3),
+    "recall": lambda n: Recall(n, n=3, delay=2),
 }
 
 
@@ -23,7 +24,9 @@ def test_every_toy_keeps_the_promises_of_an_env(name: str) -> None:
     check_env(TOYS[name], steps=200)
 
 
-@pytest.mark.parametrize("id", ["toy/Identity", "toy/Chain", "toy/Target"])
+@pytest.mark.parametrize(
+    "id", ["toy/Identity", "toy/Chain", "toy/Pair", "toy/Recall", "toy/Target"]
+)
 def test_every_toy_is_made_by_its_name_and_restorable(id: str) -> None:
     env = make_env(id, 2, {})
     assert env.spec.id == id
@@ -141,3 +144,42 @@ def test_options_that_a_toy_does_not_have_are_refused() -> None:
 def test_a_toy_has_no_picture_and_says_so() -> None:
     with pytest.raises(Refusal, match="no picture"):
         Target(1).render()
+
+
+def test_recall_shows_its_symbol_once_and_asks_for_it_at_the_end() -> None:
+    env = Recall(5, n=3, delay=2)
+    first = env.reset(0)["obs"]
+    symbol = first.argmax(1)
+    assert (first.sum(1) == 1).all()
+    assert (symbol < 3).all()
+    for clock in range(1, 4):
+        step = env.step(symbol)
+        assert not step.observation["obs"][:, :3].any()
+        assert (step.observation["obs"][:, 3] == (clock == 3)).all()
+        assert not step.reward.any()
+        assert not step.terminated.any()
+    step = env.step(symbol)
+    assert (step.reward == env.optimal_return).all()
+    assert step.terminated.all()
+
+
+@pytest.mark.parametrize("own_rewards", [False, True])
+def test_a_pair_that_names_its_symbols_earns_its_optimal_return(own_rewards: bool) -> None:
+    env = Pair(3, n=4, length=6, own_rewards=own_rewards)
+    observation, total, acting = env.reset(0), 0.0, []
+    for _ in range(6):
+        acting.append(observation["alive"].all(0).tolist())
+        action = np.where(observation["alive"], observation["obs"].argmax(-1), 0)
+        assert np.take_along_axis(observation["mask"], action[..., None], -1).all()
+        step = env.step(action)
+        observation, total = step.observation, total + step.reward.reshape(3, -1).mean(1)
+    assert acting == [[True, True]] * 3 + [[True, False]] * 3
+    np.testing.assert_allclose(total, env.optimal_return)
+    assert step.terminated.all()
+
+
+def test_a_pair_refuses_what_is_not_legal() -> None:
+    env = Pair(1, n=3)
+    mask = env.reset(0)["mask"]
+    with pytest.raises(ValueError, match="not legal"):
+        env.step(mask.argmin(-1))

@@ -9,8 +9,8 @@ ROOT = Path(tianji.__file__).parent
 NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm", "ledger"}
 PURE = {"balance", "trigger", "relax"}
 PARTS = {
-    "store", "returns", "optim", "networks", "distributions", "moments", "frames", "recurrent",
-    "episodes"
+    "store", "returns", "optim", "networks", "distributions", "moments", "frames", "gradients",
+    "sumtree", "prioritized", "recurrent", "actor_critic", "corrections", "episodes",
 }  # fmt: skip
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 

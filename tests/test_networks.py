@@ -54,6 +54,76 @@ def test_pictures_get_convolutions_and_stay_uint8_until_there(shape):
     np.testing.assert_allclose(answer(x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(4, 84, 84), (84, 84, 3)])
+def test_bfloat16_chooses_as_float32_does(shape):
+    """99 of 100 actions are the same, and values differ by at most 2 % of their spread."""
+    observation, rng = leaf(shape, np.uint8), np.random.default_rng(1)
+    (module,) = networks.build(Network(), observation, 6)
+    networks.initialise(module, rng, 2**0.5, last=1.0)
+    params = {f"n.{name}": p.detach().numpy().copy() for name, p in module.named_parameters()}
+    # Blocks of random brightness: noise of single pixels looks the same to all filters.
+    blocks = [1 if n < 8 else 12 for n in shape]
+    coarse = [n // block for n, block in zip(shape, blocks, strict=True)]
+    x = rng.integers(0, 256, (400, *coarse), dtype=np.uint8)
+    for axis, block in enumerate(blocks):
+        x = x.repeat(block, axis=axis + 1)
+    answers = []
+    for precision in ("float32", "bfloat16"):
+        (fresh,) = networks.build(Network(), observation, 6)
+        answer = networks.inference(Network(precision=precision), observation, fresh, "n")
+        answer.load(params)
+        answers.append(answer(x))
+    exact, quick = answers
+    assert quick.dtype == np.float32
+    assert min(np.unique(exact.argmax(1), return_counts=True)[1]) < 400  # not one action for all
+    assert (exact.argmax(1) == quick.argmax(1)).mean() >= 0.99
+    assert np.abs(exact - quick).max() <= 0.02 * np.ptp(exact)
+
+
+def test_bfloat16_without_convolutions_is_refused():
+    observation = leaf((4,), np.float32)
+    (module,) = networks.build(Network(), observation, 2)
+    with pytest.raises(Refusal, match="would do nothing"):
+        networks.inference(Network(precision="bfloat16"), observation, module, "n")
+
+
+def test_pictures_that_were_normalised_are_taken_as_they_are():
+    """The weights of an inference are scaled for bytes; floats must not be."""
+    observation = leaf((4, 84, 84), np.uint8)
+    module, params = module_and_params(Network(), observation)
+    x = np.random.default_rng(1).normal(size=(2, 4, 84, 84)).astype(np.float32)
+    expected = module(torch.from_numpy(x)).detach().numpy()
+    answer = networks.inference(Network(), observation, module, "n")
+    answer.load(params)
+    np.testing.assert_allclose(answer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stack", [(2, 40, 36, 3), (2, 3, 40, 36)])
+def test_a_stack_of_pictures_is_a_picture_with_their_channels(stack):
+    observation = leaf(stack, np.uint8)
+    assert networks.kind(Network(), observation) == "cnn"
+    picture = networks.Picture(stack)
+    x = np.random.default_rng(0).integers(0, 255, (5, *stack), dtype=np.uint8)
+    y = picture(torch.from_numpy(x)).numpy()
+    channels = x if stack[1] == 3 else np.moveaxis(x, -1, 2)
+    np.testing.assert_allclose(y, channels.reshape(5, 6, 40, 36) / np.float32(255), rtol=1e-6)
+    assert picture.channels == 6
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), (4,)])
+def test_networks_together_answer_and_learn_as_each_alone(shape):
+    observation = leaf(shape, np.uint8 if len(shape) == 3 else np.float32)
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (3, *shape)).astype(np.uint8))
+    policy, value = networks.build(Network(), observation, 3, 1)
+    parameters = [*{id(p): p for m in (policy, value) for p in m.parameters()}.values()]
+    gradients = []
+    for answers in ([policy(x), value(x)], networks.together(x, policy, value)):
+        loss = answers[0].square().sum() + answers[1].sum()
+        gradients.append([*torch.autograd.grad(loss, parameters), *(a.detach() for a in answers)])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_convolutions_over_a_vector_are_refused_with_the_remedy():
     with pytest.raises(Refusal, match=r'network\.kind = "mlp"'):
         networks.kind(Network(kind="cnn"), leaf((4,), np.float32))

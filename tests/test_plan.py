@@ -20,6 +20,19 @@ def test_the_learner_has_the_first_cores_and_each_actor_one_of_the_others():
     ]
 
 
+def test_an_actor_has_a_core_for_every_thread_of_its_env_as_long_as_there_are_some():
+    roles = ["actor-0", "actor-1", "buffer", "learner"]
+    placed = placements(roles, range(5), learner_cores=1, pin=True, env_threads=2)
+    assert [p.cores for p in placed] == [(1, 2), (3, 4), (1, 2, 3, 4), (0,)]
+    assert {p.threads for p in placed} == {1}
+    placed = placements(roles, range(4), learner_cores=1, pin=True, env_threads=2)
+    assert [p.cores for p in placed[:2]] == [(1, 2), (3, 1)]
+    placed = placements(roles, range(2), learner_cores=1, pin=True, env_threads=2)
+    assert [p.cores for p in placed[:2]] == [(1,), (1,)]
+    workers = placements(["g0.worker", "g1.worker"], range(4), 1, pin=True, env_threads=2)
+    assert [(p.cores, p.threads) for p in workers] == [((0, 1), 1), ((2, 3), 1)]
+
+
 def test_where_the_learner_takes_all_cores_nobody_is_tied_to_any():
     for cores, learner in (([4], 1), ([0, 1], 2), ([0, 1], 5)):
         placed = placements(ROLES, cores, learner, pin=True)

@@ -256,6 +256,8 @@ def _told(result: Result) -> list[str]:
         f"{human(result.steps_per_s['consumed'])} consumed",
         f"  run folder  {result.run_dir}",
     ]
+    if result.win_rate is not None:
+        lines.insert(2, f"  won         {result.win_rate:.0%} of them")
     if result.verdict:
         lines.insert(-1, f"  bottleneck  {result.verdict}")
     if result.filtered:

@@ -59,6 +59,39 @@ class Network:
     """widths of the hidden layers of an mlp"""
     activation: Literal["tanh", "relu"] = "tanh"
     """between the layers of an mlp"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """what convolutions compute in on a CPU; parameters, targets and losses stay float32"""
+    recurrent: Literal["none", "gru"] = "none"
+    """gru: a gated recurrent unit remembers what was observed; in the place of hidden layers"""
+    memory: Count = 64
+    """width of a recurrent network and of its state"""
+
+
+@dataclass
+class Gradients:
+    """What becomes of gradients before a step: the learner says how stale its batch is, optimizers
+    say what they did."""
+
+    kind: str = "none"
+    """the word of relax.gradient"""
+    optimizers: int = 0
+    """that heed it"""
+    staleness: float = 0.0
+    """versions behind, of the batch in hand: the mean over this learner's share"""
+    steps: int = 0
+    """that optimizers were asked for since the last update"""
+    skipped: int = 0
+    """of them, left out"""
+    damped: int = 0
+    """of them, made smaller than they would have been"""
+
+    def told(self) -> Metrics:
+        """Of the update that ended, as shares of its steps; then count anew."""
+        if self.kind == "none":
+            return {}
+        steps, skipped, damped = max(1, self.steps), self.skipped, self.damped
+        self.steps = self.skipped = self.damped = 0
+        return {"gradient_skipped": skipped / steps, "gradient_damped": damped / steps}
 
 
 @dataclass(frozen=True)
@@ -102,6 +135,8 @@ class Spec:
     """the learners of the group, for the optimizer and for whatever is a mean over a batch"""
     shared: Shared | None = field(default=None, compare=False)
     """parameters that the learners of all groups step without locks"""
+    gradients: Gradients = field(default_factory=Gradients, compare=False)
+    """what becomes of gradients against staleness: for every optimizer of a trainer"""
 
     @property
     def rows_per_rollout(self) -> int:
@@ -275,8 +310,8 @@ class Algorithm(Protocol):
     One whose schedules depend on when the run ends says so by a property `uses_end`: resuming it
     with another end is then not called exact. One that heeds `Spec.correct` or `Spec.explore` names
     the words that it knows in `corrects` and `explores`, beside "none" and "alike"; others are
-    refused. One whose store is a `PriorityStore` and whose trainer is a `PriorityTrainer` says so
-    by a property `prioritizes`.
+    refused. One that heeds `Network.recurrent` says so by `remembers`. One whose store is a
+    `PriorityStore` and whose trainer is a `PriorityTrainer` says so by a property `prioritizes`.
     """
 
     name: ClassVar[str]
@@ -303,9 +338,16 @@ class Algorithm(Protocol):
 
 
 ALGORITHMS: dict[str, str | type[Any]] = {
+    "a2c": "tianji.algorithms.a2c:A2C",
+    "appo": "tianji.algorithms.appo:APPO",
     "dqn": "tianji.algorithms.dqn:DQN",
+    "impala": "tianji.algorithms.impala:IMPALA",
+    "maddpg": "tianji.algorithms.maddpg:MADDPG",
+    "mappo": "tianji.algorithms.mappo:MAPPO",
     "ppo": "tianji.algorithms.ppo:PPO",
     "qmix": "tianji.algorithms.qmix:QMIX",
+    "sac": "tianji.algorithms.sac:SAC",
+    "td3": "tianji.algorithms.td3:TD3",
     "vdn": "tianji.algorithms.qmix:VDN",
 }
 

@@ -96,6 +96,8 @@ class Buffer:
         self._priorities = list(priorities)
         self._asks_priorities = True
         """are the learners still to be given room for their priorities?"""
+        self._told = 0
+        """how often one has told them"""
         self._whole: Leaves = {
             name: np.empty(whole.shape, whole.dtype) for name, whole in store.selection.items()
         }
@@ -118,6 +120,9 @@ class Buffer:
         """(lane, slot, pieces pushed when it retired): free once the learner is past them"""
 
     def step(self) -> Did:
+        # First of all: a rollout that was granted since they were told may not come before them.
+        if self._prioritize():
+            return PRIORITIZE
         if self._receive_next():
             return RECEIVE
         if not self._balance.paced and self._grant():
@@ -128,8 +133,6 @@ class Buffer:
                 return PRIORITIZE
             self._serve(slots)
             return SERVE
-        if self._prioritize():
-            return PRIORITIZE
         if self._grant():
             return GRANT
         return NO_ROLLOUT if any(lane.out for lane in self._lanes) else NO_ROOM
@@ -187,6 +190,7 @@ class Buffer:
             "store": self._store.state(),
             "lanes": [lane.state() for lane in self._lanes],
             "priorities": [inbox.state() for inbox in self._priorities],
+            "told": self._told,
         }
 
     def load_state(self, state: State) -> None:
@@ -209,6 +213,7 @@ class Buffer:
         self._store.load_state(state["store"])
         for lane, held in zip(self._lanes, state["lanes"], strict=True):
             lane.load_state(held)
+        self._told = state["told"]
         for inbox, held in zip(self._priorities, state["priorities"], strict=True):
             inbox.load_state(held)
             self._asks_priorities = False
@@ -270,15 +275,19 @@ class Buffer:
             for inbox in self._priorities:
                 while inbox.grant(0):
                     pass
-        for inbox in self._priorities:
-            if (slot := inbox.probe()) is not None:
-                assert isinstance(self._store, PriorityStore)
-                told = slot.arrays
-                self._store.prioritize(told, told["priority"])
-                inbox.release(slot)
-                inbox.grant(0)
-                return True
-        return False
+        if not self._priorities:
+            return False
+        # In turn: where two learners' shares name one step, it must not matter who was quicker.
+        inbox = self._priorities[self._told % len(self._priorities)]
+        if (slot := inbox.probe()) is None:
+            return False
+        assert isinstance(self._store, PriorityStore)
+        told = slot.arrays
+        self._store.prioritize(told, told["priority"])
+        self._told += 1
+        inbox.release(slot)
+        inbox.grant(0)
+        return True
 
     def _room(self) -> list[Slot] | None:
         """A place for the next piece's share of each learner; None: one of them is behind."""

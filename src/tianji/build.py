@@ -14,7 +14,10 @@ import numpy as np
 
 from tianji.actor import FRAMES, Actor
 from tianji.algorithm import (
+    ALGORITHMS,
     Acting,
+    Algorithm,
+    Gradients,
     Lanes,
     OnceStore,
     Policy,
@@ -22,12 +25,13 @@ from tianji.algorithm import (
     Spec,
     Store,
     Trainer,
+    algorithm_class,
 )
 from tianji.balance import Balance, uneven_rounds
 from tianji.buffer import MOST_OUT, Buffer, batch_layout, priority_layout
 from tianji.channel import Channel, Transport
 from tianji.config import Config
-from tianji.env import Env, EnvSpec, Halves, make_env
+from tianji.env import Env, EnvSpec, Halves
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
 from tianji.join import Graph, Mixer, edges, model_channel, model_layout
@@ -81,13 +85,37 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
         ("explore", relax.explore, "alike"),
     ):
         if word != plain and word not in getattr(config.algorithm, f"{key}s", ()):
+            able = [n for n in ALGORITHMS if word in getattr(algorithm_class(n), f"{key}s", ())]
             raise Refusal(
                 f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
-                f'would be without effect. Set relax.{key} = "{plain}".'
+                f'would be without effect. Set relax.{key} = "{plain}", or algorithm.name to one '
+                f"that can: {', '.join(able)}."
             )
+    if config.network.recurrent != "none" and not getattr(config.algorithm, "remembers", False):
+        able = [n for n in ALGORITHMS if getattr(algorithm_class(n), "remembers", False)]
+        raise Refusal(
+            f'network.recurrent = "{config.network.recurrent}" is nothing that '
+            f"{config.algorithm.name} can do, so it would remember nothing. Set network.recurrent "
+            f'= "none", or algorithm.name to one that can: {", ".join(able)}.'
+        )
     spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore, join=relax.join)
     config.algorithm.check(spec)
+    _check_gradient(config.algorithm, spec, relax.gradient)
     return spec
+
+
+def _check_gradient(algorithm: Algorithm, spec: Spec, gradient: str) -> None:
+    """Do the algorithm's optimizers heed what is asked of gradients?"""
+    if gradient == "none":
+        return
+    heeds = Gradients(gradient)
+    algorithm.trainer(dataclasses.replace(spec, device="cpu", gradients=heeds))
+    if not heeds.optimizers:
+        raise Refusal(
+            f'relax.gradient = "{gradient}" is nothing that {algorithm.name} can do, so it would '
+            f"be without effect. Give its Optimizer gradients=spec.gradients, or set "
+            f'relax.gradient = "none".'
+        )
 
 
 def relax_of(config: Config, spec: Spec) -> Relaxation:
@@ -531,7 +559,10 @@ class Topology:
         """Of a group's learners, the one of this index, which is its rank in the `team`."""
         if (team.rank, team.size) != (index, self.spec.learners):
             raise ValueError(f"learner {index} of {self.spec.learners} needs a team of so many")
-        spec = dataclasses.replace(self.spec, learner=index, team=team, shared=shared)
+        gradients = Gradients(self.relax.gradient)
+        spec = dataclasses.replace(
+            self.spec, learner=index, team=team, shared=shared, gradients=gradients
+        )
         store, when = self.store(transport), self.config.relax.publish_when
         trainer, first = self.config.algorithm.trainer(spec), index == 0
         told = self.priorities(store, index)
@@ -551,6 +582,7 @@ class Topology:
             mixer=self._mixer(trainer, transport) if first and self.mixes else None,
             joined=self.mixes,
             skip=self.config.faults.nonfinite == "skip",
+            gradients=gradients,
             priorities=None if told is None else transport.outbox(told),
         )
 
@@ -636,10 +668,13 @@ def _check_halves(config: Config, env: Env) -> None:
 def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:
     """`make(num_envs)` makes envs, by default as the config says; without a `spec`, an env is made
     to look at."""
-    make = make or (lambda num_envs: make_env(config.env.id, num_envs, config.env.kwargs))
+    scale = config.scale
+    make = make or (
+        lambda num_envs: config.env.make(num_envs, False, scale.env_threads, scale.halves)
+    )
     spare = []
     if spec is None:
-        spare = [make(config.scale.envs_per_actor)]
+        spare = [make(scale.envs_per_actor)]
         _check_halves(config, spare[0])
         spec = make_spec(config, spare[0].spec)
     joined = Topology(config, spec, make, spare)

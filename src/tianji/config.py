@@ -27,7 +27,7 @@ from tianji.algorithm import (
     Whole,
     algorithm_class,
 )
-from tianji.env import import_modules
+from tianji.env import Env, Wrapper, import_modules, make_env
 from tianji.errors import Refusal, nearest
 from tianji.machine import cores
 from tianji.relax import PRESETS
@@ -44,6 +44,34 @@ class EnvConfig:
     """arguments of the environment's constructor"""
     imports: tuple[str, ...] = ()
     """modules to import first, so that the environments and algorithms in them are known"""
+    wrappers: tuple[Wrapper, ...] = ()
+    """wrappers of Gymnasium, inner first: names, or tables of a name and arguments"""
+    time_limit: Count | None = None
+    """steps after which an episode is cut"""
+    clip_reward: Positive | None = None
+    """rewards are cut at this size, up and down; returns are reported as they were"""
+    clip_observation: Positive | None = None
+    """observations are cut at this size, up and down"""
+    frame_stack: Count = 1
+    """observations that a policy sees at once, the newest last; each is held once"""
+
+    def make(
+        self, num_envs: int, render: bool = False, threads: int = 1, halves: bool = False
+    ) -> Env:
+        """The env as this says: for actors, for the evaluator, and for what comes after."""
+        return make_env(
+            self.id,
+            num_envs,
+            self.kwargs,
+            render,
+            wrappers=self.wrappers,
+            time_limit=self.time_limit,
+            clip_reward=self.clip_reward,
+            clip_observation=self.clip_observation,
+            frame_stack=self.frame_stack,
+            threads=threads,
+            halves=halves,
+        )
 
 
 @dataclass(frozen=True)
@@ -67,6 +95,8 @@ class ScaleConfig:
     """envs that an actor steps together"""
     halves: bool = False
     """one half of an actor's envs simulates while actions are chosen for the other; Atari can"""
+    env_threads: Count = 1
+    """threads that an actor's env steps with; only Atari has its own"""
     rollout_length: Count = 32
     """steps of each env in a rollout"""
     cores: Count = 1
@@ -101,8 +131,11 @@ class RelaxConfig:
     """infer = server: rows inferred at once, at most; none: those of all actors"""
     max_wait: NotNegative | None = None
     """infer = server: seconds that the first ask of a batch waits for others, at most"""
-    correct: Literal["none", "vtrace"] | None = None
-    """against staleness: none beyond the algorithm's own, or V-trace's truncated weights"""
+    correct: Literal["none", "clip", "vtrace", "impact", "tis"] | None = None
+    """against staleness: none beyond the algorithm's own, PPO's clipped ratio, V-trace, IMPACT's
+    target network, or truncated importance weights"""
+    gradient: Literal["none", "gac", "age"] | None = None
+    """against staleness: gac damps what repeats the last gradient, age the steps of old batches"""
     explore: Literal["alike", "ladder"] | None = None
     """alike: one schedule for all actors; ladder: each its own constant share of random actions"""
     hosts: Literal["apart", "worker"] | None = None
@@ -143,6 +176,8 @@ class StopConfig:
 
     return_: float | None = None
     """mean return of the last 100 episodes"""
+    win_rate: Annotated[float, Bound(0, infinite=True)] | None = None
+    """share of the last 100 episodes that were won, 0 to 1, where the env says so"""
     steps: Count | None = None
     """env steps received"""
     updates: Count | None = None
@@ -277,7 +312,7 @@ SECTIONS: dict[str, type[Any] | None] = {
     "faults": FaultsConfig,
 }
 IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse", "join")
-WHERE = ("engine", "pin")
+WHERE = ("engine", "pin", "env_threads")
 """keys of [scale] that say where roles run, not what is learnt"""
 
 
@@ -395,6 +430,8 @@ def _check(config: Config, available: int) -> None:
             f"share a core slow each other 3 to 18 times. Set scale.cores = 1, or scale.learners "
             f"or scale.groups lower."
         )
+    _check_env_threads(scale, available)
+    _check_wrappers(config)
     for key in ("learners", "groups"):
         count = getattr(config.scale, key)
         if config.scale.engine == "serial" and count > 1:
@@ -412,7 +449,7 @@ def _check(config: Config, available: int) -> None:
     if all(getattr(stop, f.name) is None for f in dataclasses.fields(stop)):
         raise Refusal(
             "[stop] is empty, so the run would never end. Set stop.steps, stop.return, "
-            "stop.updates or stop.seconds."
+            "stop.win_rate, stop.updates or stop.seconds."
         )
     assert config.scale.relax in PRESETS
     lead = config.relax.lead
@@ -430,6 +467,45 @@ def _check(config: Config, available: int) -> None:
             "relax.publish and relax.publish_when both say when a version is published, and only "
             "one can. Leave one of them out."
         )
+
+
+def _check_env_threads(scale: ScaleConfig, available: int) -> None:
+    if scale.env_threads == 1:
+        return
+    threads = scale.env_threads
+    if scale.engine != "serial":
+        threads = (scale.actors * threads + scale.learners * scale.cores) * scale.groups
+    if threads > available:
+        raise Refusal(
+            f"scale.env_threads = {scale.env_threads} makes {threads} threads with those of all "
+            f"actors and learners, and this process may use {available} cores; threads that share "
+            f"a core slow each other. Set scale.env_threads = 1, or scale.actors lower."
+        )
+
+
+NORMALISERS = ("NormalizeObservation", "NormalizeReward")
+"""wrappers of Gymnasium with a running mean of their own"""
+
+
+def _check_wrappers(config: Config) -> None:
+    """Of what is told twice, or differs from env to env, nothing good would come."""
+    scale = config.scale
+    envs = scale.actors * scale.groups * scale.envs_per_actor
+    for wrapper in config.env.wrappers:
+        name = wrapper if isinstance(wrapper, str) else wrapper.get("name")
+        if not isinstance(name, str):
+            raise Refusal(
+                f"env.wrappers has {wrapper}, which names no wrapper. Write a name, or a table "
+                f'such as {{ name = "TimeLimit", max_episode_steps = 200 }}.'
+            )
+        if name.rpartition(":")[2] in NORMALISERS and (envs > 1 or config.eval.every > 0):
+            key = "observation" if "Observation" in name else "reward"
+            raise Refusal(
+                f'env.wrappers names "{name}", whose mean and variance are each env\'s own: the '
+                f"policy would see differently scaled numbers from env to env, and others again in "
+                f"evaluation. Set algorithm.normalise_{key} = true where the algorithm has it: "
+                f"the learner keeps those, one for all."
+            )
 
 
 def _convert_section(section: str, kind: type[Any], tree: Mapping[str, Any]) -> Any:
@@ -467,8 +543,13 @@ def _convert(key: str, kind: Any, value: Any) -> Any:
                 raise Refusal(f"{key} = {value!r} is out of range. It must be {bound}.")
         return value
     if origin in (typing.Union, types.UnionType):
-        (kind,) = (k for k in typing.get_args(kind) if k is not type(None))
-        return _convert(key, kind, value)
+        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
+        if len(kinds) == 1:
+            return _convert(key, kinds[0], value)
+        for kind in kinds:
+            if isinstance(value, typing.get_origin(kind) or kind):
+                return _convert(key, kind, value)
+        raise _wrong(key, value, "a text in quotes, or a table with a name")
     if origin is Literal:
         words = typing.get_args(kind)
         if value not in words:
@@ -481,7 +562,9 @@ def _convert(key: str, kind: Any, value: Any) -> Any:
             raise _wrong(
                 key,
                 value,
-                'a list, such as ["a", "b"]' if inner is str else "a list, such as [64, 64]",
+                "a list, such as [64, 64]"
+                if typing.get_origin(inner) is Annotated
+                else 'a list, such as ["a", "b"]',
             )
         return tuple(_convert(f"{key}[{i}]", inner, item) for i, item in enumerate(value))
     if origin is dict:
@@ -543,14 +626,16 @@ def _public(name: str) -> str:
 
 
 def _meanings(kind: type[Any]) -> dict[str, str]:
-    """The line under each field of a dataclass, and of those that it inherits from."""
+    """The line under each field of a dataclass, also of one that it inherits."""
     meanings: dict[str, str] = {}
-    for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for node, following in zip(body.body, [*body.body[1:], None], strict=True):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                meanings[node.target.id] = ""
-                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                    meanings[node.target.id] = " ".join(str(following.value.value).split())
+    for base in reversed(kind.__mro__[1:]):
+        if dataclasses.is_dataclass(base):
+            meanings |= _meanings(base)
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for node, following in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            meanings[node.target.id] = ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                meanings[node.target.id] = " ".join(str(following.value.value).split())
     return meanings

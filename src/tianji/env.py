@@ -197,7 +197,20 @@ class Halves(Protocol):
         """What came of it: arrays over the half's envs, its own until its next `end`."""
 
 
+@runtime_checkable
+class Cuttable(Protocol):
+    """An env whose episodes can be cut from outside, as a time limit does."""
+
+    def reset_some(self, which: Array) -> Leaves:
+        """Begin new episodes where `which`, [B] bool, is True, and forget whether the old ones had
+        ended; what all envs observe now."""
+
+
 class Factory(Protocol):
+    """Takes, beside env.kwargs, what of `threads`, `halves`, `time_limit` and `render` it has
+    parameters for: how many threads step the envs, whether they are stepped by `Halves`, steps
+    after which episodes are cut, and whether there will be pictures."""
+
     def __call__(self, num_envs: int, **kwargs: Any) -> Env: ...
 
 
@@ -251,13 +264,21 @@ def _misfit(spec: EnvSpec, envs: int, observation: Leaves) -> str | None:
 
 
 _FACTORIES: dict[str, Factory | str] = {
+    "mpe/simple_adversary": "tianji.envs.mpe:SimpleAdversary",
+    "mpe/simple_spread": "tianji.envs.mpe:SimpleSpread",
+    "mpe/simple_tag": "tianji.envs.mpe:SimpleTag",
     "toy/Identity": "tianji.envs.toy:Identity",
     "toy/Chain": "tianji.envs.toy:Chain",
     "toy/Frames": "tianji.envs.toy:Frames",
+    "toy/Pair": "tianji.envs.toy:Pair",
+    "toy/Recall": "tianji.envs.toy:Recall",
     "toy/Target": "tianji.envs.toy:Target",
 }
 
 _FAMILIES: dict[str, str] = {
+    "ALE/": "tianji.envs.atari:Atari",
+    "MinAtar/": "tianji.envs.minatar:MinAtar",
+    "pettingzoo/": "tianji.envs.pettingzoo:PettingZoo",
     "skirmish/": "tianji.envs.skirmish:Skirmish",
     "smac/": "tianji.envs.smac:StarCraft",
     "smax/": "tianji.envs.smac:Smax",
@@ -293,37 +314,116 @@ def import_modules(modules: tuple[str, ...]) -> None:
             ) from error
 
 
-def make_env(id: str, num_envs: int, kwargs: dict[str, Any], render: bool = False) -> Env:
-    """The env of this name: our own by registry, all others from Gymnasium."""
-    factory = _FACTORIES.get(id)
-    for beginning, family in _FAMILIES.items():
-        if factory is None and id.startswith(beginning):
-            kwargs = {"name": id.removeprefix(beginning), **kwargs}
-            factory = family
-    if isinstance(factory, str):
-        module, _, attribute = factory.partition(":")
-        factory = getattr(importlib.import_module(module), attribute)
-        assert callable(factory)
+Wrapper = str | dict[str, Any]
+"""one of env.wrappers: a name, or a table of `name` and the wrapper's arguments"""
+
+
+def make_env(
+    id: str,
+    num_envs: int,
+    kwargs: dict[str, Any],
+    render: bool = False,
+    *,
+    wrappers: tuple[Wrapper, ...] = (),
+    time_limit: int | None = None,
+    clip_reward: float | None = None,
+    clip_observation: float | None = None,
+    frame_stack: int = 1,
+    threads: int = 1,
+    halves: bool = False,
+) -> Env:
+    """The env of this name: our own by registry, all others from Gymnasium; with what the config
+    wants around it, in the order of `envs.wrap`."""
+    factory, name = (None, {}) if wrappers else _factory(id)
+    limit = time_limit
     if factory is not None:
-        try:
-            inspect.signature(factory).bind(num_envs, **kwargs)
-        except TypeError as error:
-            raise Refusal(
-                f"env.kwargs does not fit {id}: {error}. Correct env.kwargs in the config."
-            ) from error
-        env = factory(num_envs, **kwargs)
+        offers = {"threads": threads, "halves": halves, "time_limit": limit, "render": render}
+        taken = inspect.signature(factory).parameters
+        if "time_limit" in taken:
+            limit = None
+        _refuse_threads(id, 1 if "threads" in taken else threads)
+        offers = name | {key: value for key, value in offers.items() if key in taken}
+        env = _made(id, factory, num_envs, offers, kwargs)
         if render and not hasattr(env, "render"):
             raise Refusal(
                 f"{id} cannot be drawn: it has no render(). Give it one that returns a picture, "
                 f"[H, W, 3] uint8."
             )
+    else:
+        _refuse_threads(id, threads)
+        kwargs = kwargs if limit is None else {**kwargs, "max_episode_steps": limit}
+        env, limit = _of_gymnasium(id, num_envs, kwargs, render, wrappers), None
+    if limit is None and clip_reward is None and clip_observation is None and frame_stack == 1:
         return env
-    from tianji.envs.gymnasium import known_ids, make_gymnasium_env
+    from tianji.envs.wrap import wrapped
 
+    return wrapped(env, limit, clip_reward, clip_observation, frame_stack)
+
+
+def _factory(id: str) -> tuple[Factory | None, dict[str, Any]]:
+    """Of our own envs, and what of the id it is told; None: the id is for Gymnasium."""
+    factory, name = _FACTORIES.get(id), {}
+    for beginning, family in _FAMILIES.items():
+        if factory is None and id.startswith(beginning):
+            factory, name = family, {"name": id.removeprefix(beginning)}
+    if isinstance(factory, str):
+        module, _, attribute = factory.partition(":")
+        factory = getattr(importlib.import_module(module), attribute)
+        assert callable(factory)
+    return factory, name
+
+
+def _made(
+    id: str, factory: Factory, num_envs: int, offers: dict[str, Any], kwargs: dict[str, Any]
+) -> Env:
+    for key in offers.keys() & kwargs.keys():
+        raise Refusal(
+            f"env.kwargs.{key} = {kwargs[key]!r} is said elsewhere, so that two keys would say it. "
+            f"Set {_KEYS[key]} instead."
+        )
+    try:
+        inspect.signature(factory).bind(num_envs, **offers, **kwargs)
+    except TypeError as error:
+        raise Refusal(
+            f"env.kwargs does not fit {id}: {error}. Correct env.kwargs in the config."
+        ) from error
+    return factory(num_envs, **offers, **kwargs)
+
+
+_KEYS = {
+    "name": "env.id",
+    "threads": "scale.env_threads",
+    "halves": "scale.halves",
+    "time_limit": "env.time_limit",
+    "render": "`tianji play RUN --video`",
+}
+"""which key of a config says what a factory is offered"""
+
+
+def _refuse_threads(id: str, threads: int) -> None:
+    if threads > 1:
+        raise Refusal(
+            f"scale.env_threads = {threads} would do nothing: {id} is stepped by one thread. Set "
+            f"scale.env_threads = 1, and scale.actors higher to use more cores."
+        )
+
+
+def _of_gymnasium(
+    id: str, num_envs: int, kwargs: dict[str, Any], render: bool, wrappers: tuple[Wrapper, ...]
+) -> Env:
+    from tianji.envs.gymnasium import known_ids, make_gymnasium_env, register_family
+
+    if id in _FACTORIES:
+        raise Refusal(
+            f"env.wrappers are for single envs of Gymnasium, and {id} is none, so they would not "
+            f"be applied. Leave env.wrappers out; env.time_limit, env.clip_reward, "
+            f"env.clip_observation and env.frame_stack work for every env."
+        )
+    register_family(id)
     if id not in known_ids() and ":" not in id:
         raise Refusal(
             f'env.id = "{id}" is no known environment, so there is nothing to train on.'
             f"{nearest(id, [*known_ids(), *env_names()])} Own environments register themselves in "
             f"a module that env.imports names."
         )
-    return make_gymnasium_env(id, num_envs, kwargs, render=render)
+    return make_gymnasium_env(id, num_envs, kwargs, render, wrappers)

@@ -188,5 +188,6 @@ def _stacks(memory: Mapping[str, Array], at: tuple[Array, Array, Array]) -> Arra
     """The stacks of pictures at places [L, N] of a lane's observations."""
     flat = at[0].ravel(), at[1].ravel(), at[2].ravel()
     newest, older = memory["observation.obs"], memory["once.frames"]
-    stacks = frames.gather(newest, older, memory["valid"], flat)
+    stacks = np.empty((at[0].size, older.shape[2] + 1, *newest.shape[3:]), newest.dtype)
+    frames.gather(newest, older, memory["valid"], flat, stacks)
     return stacks.reshape(*at[0].shape, *stacks.shape[1:])

@@ -26,22 +26,24 @@ def stacked(newest: Array, older: Array, valid: Array) -> Array:
     return out
 
 
-def gather(newest: Array, older: Array, valid: Array, at: tuple[Array, Array, Array]) -> Array:
-    """[N, K, ...]: the stacks at N places (slot, row, env) of memory [slots, T + 1, B, ...]."""
-    slot, row, env = at
-    K = older.shape[2] + 1
-    out = np.empty((len(slot), K, *newest.shape[3:]), newest.dtype)
-    out[:, -1] = newest[slot, row, env]
-    follows = np.ones(len(slot), np.bool_)
-    for age in range(1, K):
-        inside = row >= age
-        at_row = np.maximum(row - age, 0)
-        follows &= valid[slot, at_row, env] | ~inside
-        out[:, -1 - age] = newest[slot, at_row, env]
-        if not inside.all():
-            before = np.flatnonzero(~inside)
-            place = K - 1 + row[before] - age
-            out[before, -1 - age] = older[slot[before], env[before], place]
-        if not follows.all():
-            out[~follows, -1 - age] = 0
-    return out
+def gather(
+    newest: Array, older: Array, valid: Array, at: tuple[Array, Array, Array], out: Array
+) -> None:
+    """Write the stacks at N places (slot, row, env) of memory [slots, T + 1, B, ...] into `out`,
+    [N, K, ...]."""
+    slot, row, env = (index[:, None] for index in at)
+    T, B, K = valid.shape[1], valid.shape[2], out.shape[1]
+    rows = row + np.arange(1 - K, 1)  # [N, K]: of each picture; less than 0 where it is older
+    inside = np.maximum(rows, 0)
+    pictures = newest.reshape(-1, *newest.shape[3:])
+    # "clip": what is out of bounds is not looked for, and `out` is written at once.
+    pictures.take((slot * (T + 1) + inside) * B + env, axis=0, out=out, mode="clip")
+    if (rows[:, 0] < 0).any():
+        n, k = np.nonzero(rows < 0)
+        out[n, k] = older[at[0][n], at[2][n], K - 1 + rows[n, k]]
+    before, inside = rows[:, :-1], inside[:, :-1]
+    steps = valid.reshape(-1).take((slot * T + inside) * B + env) | (before < 0)
+    if not steps.all():
+        # A picture belongs to the stack if no row from it on only reset its env.
+        belongs = np.logical_and.accumulate(steps[:, ::-1], axis=1)[:, ::-1]
+        out[:, :-1][~belongs] = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tianji.algorithm import Metrics, PriorityTrainer, Store, Trainer
+from tianji.algorithm import Gradients, Metrics, PriorityTrainer, Store, Trainer
 from tianji.channel import Inbox, Outbox, Publisher, Slot
 from tianji.errors import Failure
 from tianji.join import MIX, NO_MODEL, Mixer
@@ -58,16 +58,18 @@ class Learner:
         joined: bool = False,
         skip: bool = False,
         priorities: Outbox | None = None,
+        gradients: Gradients | None = None,
     ) -> None:
         """It asks for `depth` pieces of batches ahead; `publish` says when a version is sent.
         `joined`: the first learner of the team has a `mixer`, and the others follow it. `skip`: an
         update that is not finite is left out, else it raises. By `priorities` the buffer is told
-        how much each step of a batch is worth."""
+        how much each step of a batch is worth, by `gradients` the optimizers how stale it is."""
         self.name = "learner" if team.rank == 0 else f"learner-{team.rank}"
         self.skipped: NonFinite | None = None
         """what the last update would have been; set when `step` returns UPDATE"""
         self._skip = skip
         self._priorities = priorities
+        self._gradients = gradients or Gradients()
         self._skips = 0
         """updates left out since the last one that was not"""
         self._before: State | None = None
@@ -213,7 +215,9 @@ class Learner:
         self._trainer.take(part)
 
     def _finish(self, last: Slot) -> None:
-        metrics = self._finite(self._trainer.finish())
+        if self._gradients.kind != "none":
+            self._gradients.staleness = float(np.concatenate(self._staleness).mean())
+        metrics = self._finite(self._trainer.finish() | self._gradients.told())
         self.version += 1
         produced, received, filtered, episodes, _ = last.leaf("counts").tolist()
         before, self._counts = self._counts, Counts(received, self.version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import importlib.metadata
 import os
@@ -13,6 +14,18 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("tianji", "torch", "numpy", "gymnasium", "safetensors", "tensorboard", "rich")
+
+
+def keep_memory() -> None:
+    """Let freed memory stay with this process, so that the next tensor of its size needs no fresh
+    pages: they take a quarter of the time of an update on pictures."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):  # another C library, with another allocator
+        return
+    map_above, trim_above, top_pad = -3, -1, -2  # of malloc.h
+    libc.mallopt(map_above, 1 << 28)
+    libc.mallopt(trim_above, 1 << 30)
+    libc.mallopt(top_pad, 1 << 26)
 
 
 def process_age() -> float:

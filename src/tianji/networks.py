@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +16,12 @@ from tianji.algorithm import Network
 from tianji.errors import Refusal
 from tianji.types import Array, Leaf
 
-SMALLEST_PICTURE = 36
-"""pixels a side that three convolutions need"""
-FEATURES = 512
-"""what convolutions give to the last layer"""
+SMALLEST_PICTURE = 8
+"""pixels a side that convolutions need"""
+SMALLEST_LARGE_PICTURE = 36
+"""pixels a side that the three convolutions for large pictures need"""
+FEATURES, SMALL_FEATURES = 512, 128
+"""what convolutions give to the last layer, those for small pictures too"""
 
 
 class _NumpyTanh(torch.autograd.Function):
@@ -54,24 +57,41 @@ def floats(x: Tensor) -> Tensor:
 
 
 class Picture(nn.Module):
-    """Pictures, channels first or last, to float32 [B, C, H, W]."""
+    """Pictures, channels first or last, or stacks of them, to [B, C, H, W] of a floating type."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.last = shape[-1] < shape[0]
-        self.channels = shape[-1] if self.last else shape[0]
+        *stack, first, _, last = shape
+        self.stacks = bool(stack)
+        self.last = last < first
+        self.channels = (last if self.last else first) * (stack[0] if stack else 1)
+        self.dtype = torch.float32
+        self.scaled = False
+        """do the weights that follow turn bytes into 0..1?"""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.last:
-            x = x.permute(0, 3, 1, 2)
-        return floats(x)
+            x = x.movedim(-1, -3)
+        if self.stacks:
+            x = x.flatten(1, 2)
+        if not self.scaled and self.dtype == torch.float32:
+            return floats(x)
+        order = torch.preserve_format if self.dtype == torch.float32 else torch.channels_last
+        y = x.to(self.dtype, memory_format=order)
+        return y / BYTE if self.scaled and x.dtype != torch.uint8 else y
+
+
+def _sides(observation: Leaf) -> int:
+    """Pixels of the shorter side of a picture, or of those of a stack; 0: it is none."""
+    shape = observation.shape[1:] if len(observation.shape) == 4 else observation.shape
+    return sorted(shape)[1] if len(shape) == 3 else 0
 
 
 def kind(network: Network, observation: Leaf) -> str:
     """Which network fits: the config's word, or by the shape of the observation."""
-    picture = len(observation.shape) == 3 and sorted(observation.shape)[1] >= SMALLEST_PICTURE
+    picture = _sides(observation) >= SMALLEST_PICTURE
     if network.kind == "auto":
-        return "cnn" if picture and observation.dtype == np.uint8 else "mlp"
+        return "cnn" if picture and observation.dtype in (np.uint8, np.bool_) else "mlp"
     if network.kind == "cnn" and not picture:
         raise Refusal(
             f'network.kind = "cnn" needs pictures of {SMALLEST_PICTURE} pixels or more a side; '
@@ -98,22 +118,61 @@ class MLP(nn.Module):
         return functional.linear(x, self._order[-1].weight, self._order[-1].bias)
 
 
-def convolutions(observation: Leaf) -> nn.Sequential:
-    """Pictures to 512 features, as in Mnih et al. 2015."""
-    picture = Picture(observation.shape)
-    layers = nn.Sequential(
-        picture,
-        nn.Conv2d(picture.channels, 32, 8, 4),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 4, 2),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, 1),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
-    with torch.no_grad():
-        width = layers(torch.zeros(1, *observation.shape)).shape[1]
-    return nn.Sequential(*layers, nn.Linear(width, FEATURES), nn.ReLU())
+class Features(nn.Sequential):
+    """Convolutions of pictures, to `width` float32 numbers."""
+
+    def __init__(self, observation: Leaf) -> None:
+        picture = Picture(observation.shape)
+        large = _sides(observation) >= SMALLEST_LARGE_PICTURE
+        layers: list[nn.Module]
+        if large:
+            layers = [
+                nn.Conv2d(picture.channels, 32, 8, 4),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, 4, 2),
+                nn.ReLU(),
+                nn.Conv2d(64, 64, 3, 1),
+                nn.ReLU(),
+            ]
+        else:
+            layers = [nn.Conv2d(picture.channels, 16, 3, 1), nn.ReLU()]
+        width = FEATURES if large else SMALL_FEATURES
+        layers = [picture, *layers, nn.Flatten()]
+        with torch.no_grad():
+            flat = nn.Sequential(*layers)(torch.zeros(1, *observation.shape)).shape[1]
+        super().__init__(*layers, nn.Linear(flat, width), nn.ReLU())
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x.float()
+
+    def quicken(self, precision: str, scaled: bool) -> None:
+        """Compute at this precision; if `scaled`, take for granted that `first` was made smaller,
+        so that bytes need not be."""
+        picture = self[0]
+        assert isinstance(picture, Picture)
+        picture.scaled = scaled
+        if precision == "bfloat16":
+            picture.dtype = torch.bfloat16
+            self.to(torch.bfloat16)
+            for parameter in self.parameters():
+                if parameter.ndim == 4:
+                    parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+    @property
+    def first(self) -> Tensor:
+        """The weights that see the pictures."""
+        weight = self[1].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+
+def convolutions(observation: Leaf) -> Features:
+    """Large pictures to 512 features, as in Mnih et al. 2015; small ones to 128, as in Young and
+    Tian 2019."""
+    return Features(observation)
 
 
 def build(network: Network, observation: Leaf, *outputs: int) -> list[nn.Module]:
@@ -121,7 +180,62 @@ def build(network: Network, observation: Leaf, *outputs: int) -> list[nn.Module]
     if kind(network, observation) == "mlp":
         return [MLP(network, observation, n) for n in outputs]
     body = convolutions(observation)
-    return [nn.Sequential(body, nn.Linear(FEATURES, n)) for n in outputs]
+    return [nn.Sequential(body, nn.Linear(body.width, n)) for n in outputs]
+
+
+def together(x: Tensor, *modules: nn.Module) -> list[Tensor]:
+    """What each of these answers to x; the convolutions that they share are computed once."""
+    pairs = [m for m in modules if isinstance(m, nn.Sequential) and len(m) == 2]
+    if len(pairs) < len(modules) or len({id(pair[0]) for pair in pairs}) > 1:
+        return [module(x) for module in modules]
+    features = pairs[0][0](x)
+    return [pair[1](features) for pair in pairs]
+
+
+class Critics(nn.Module):
+    """Values of continuous actions by several networks at once, [N, ...] and [N, d] to [heads, N].
+
+    Their layers are multiplied as one batch, which is quicker than one network after the other.
+    Pictures pass convolutions first, which all heads share."""
+
+    def __init__(self, network: Network, observation: Leaf, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.body = convolutions(observation) if kind(network, observation) == "cnn" else None
+        features = int(np.prod(observation.shape)) if self.body is None else FEATURES
+        widths = [features + width, *network.hidden, 1]
+        pairs = list(itertools.pairwise(widths))
+        self.weights = nn.ParameterList(torch.zeros(heads, n, m) for n, m in pairs)
+        self.biases = nn.ParameterList(torch.zeros(heads, 1, m) for _, m in pairs)
+        self._layers = tuple(zip(self.weights, self.biases, strict=True))
+        self._activation = tanh if network.activation == "tanh" else torch.relu
+
+    def forward(self, observation: Tensor, action: Tensor, heads: int | None = None) -> Tensor:
+        """By all networks, or the first `heads` of them."""
+        seen = floats(observation) if self.body is None else self.body(observation)
+        x = torch.cat([seen.reshape(len(seen), -1), action], -1)
+        x = x.expand(self.weights[0][:heads].shape[0], -1, -1)  # [heads, N, features + d]
+        for weight, bias in self._layers[:-1]:
+            x = self._activation(torch.baddbmm(bias[:heads], x, weight[:heads]))
+        weight, bias = self._layers[-1]
+        return torch.baddbmm(bias[:heads], x, weight[:heads]).squeeze(-1)
+
+    def initialise(self, rng: np.random.Generator, gain: float, last: float) -> None:
+        """As the function of this name, every head with weights of its own."""
+        if self.body is not None:
+            initialise(self.body, rng, gain, last=gain)
+        with torch.no_grad():
+            for weight in self.weights:
+                of = last if weight is self.weights[-1] else gain
+                for head in weight:
+                    head.copy_(torch.from_numpy(_orthogonal(rng, *head.shape) * of))
+
+
+def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Array:
+    """A random matrix whose rows, or columns, are orthogonal and of length 1."""
+    normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(normal)
+    q *= np.sign(np.diag(r))
+    return q if rows >= columns else q.T
 
 
 def initialise(module: nn.Module, rng: np.random.Generator, gain: float, last: float) -> None:
@@ -131,13 +245,13 @@ def initialise(module: nn.Module, rng: np.random.Generator, gain: float, last: f
         if parameter.ndim < 2:
             nn.init.zeros_(parameter)
             continue
-        rows, columns = parameter.shape[0], parameter[0].numel()
-        normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
-        q, r = np.linalg.qr(normal)
-        q *= np.sign(np.diag(r)) * (last if parameter is weights[-1] else gain)
-        q = q if rows >= columns else q.T
+        q = _orthogonal(rng, parameter.shape[0], parameter[0].numel())
+        q *= last if parameter is weights[-1] else gain
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(q).reshape(parameter.shape))
+    for layer in module.modules():
+        if isinstance(layer, NoisyLinear):
+            layer.begin()
 
 
 class Inference(Protocol):
@@ -183,17 +297,32 @@ class NumpyMLP:
 
 
 class TorchInference:
-    """Any network, in torch."""
+    """Any network, in torch. Convolutions compute at the network's precision, what follows them in
+    float32: values that differ by little must stay different."""
 
-    def __init__(self, module: nn.Module, prefix: str, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        prefix: str,
+        device: str = "cpu",
+        precision: str = "float32",
+        scaled: bool = False,
+    ) -> None:
+        """`scaled`: pictures are bytes, and the first weights make them 0..1."""
         self._module = module.to(device)
         self._prefix = prefix
         self._device = device
+        features = [m for m in module.modules() if isinstance(m, Features)]
+        for each in features:
+            each.quicken(precision, scaled)
+        self._scaled = [each.first for each in features if scaled]
 
     def load(self, params: Mapping[str, Array]) -> None:
         with torch.no_grad():
             for name, parameter in self._module.named_parameters():
-                parameter.copy_(torch.from_numpy(params[f"{self._prefix}.{name}"]))
+                array = torch.from_numpy(params[f"{self._prefix}.{name}"])
+                scaled = any(parameter is first for first in self._scaled)
+                parameter.copy_(array * BYTE if scaled else array)
 
     def __call__(self, x: Array) -> Array:
         with torch.inference_mode():
@@ -205,7 +334,15 @@ def inference(
     network: Network, observation: Leaf, module: nn.Module, prefix: str, device: str = "cpu"
 ) -> Inference:
     """The quicker way to answer with this network: numpy for an mlp on a CPU, else torch."""
-    if kind(network, observation) == "mlp" and device == "cpu":
+    if kind(network, observation) == "cnn":
+        scaled = observation.dtype == np.uint8
+        return TorchInference(module, prefix, device, network.precision, scaled)
+    if network.precision != "float32":
+        raise Refusal(
+            f'network.precision = "{network.precision}" is for convolutions, and this network has '
+            f'none, so it would do nothing. Set network.precision = "float32".'
+        )
+    if device == "cpu":
         linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
         return NumpyMLP(network.activation, [f"{prefix}.{name}" for name in linear])
     return TorchInference(module, prefix, device)
@@ -218,3 +355,131 @@ def shapes(modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
         for prefix, module in modules.items()
         for name, p in module.named_parameters()
     }
+
+
+def compute(network: Network, module: nn.Module, x: Tensor) -> Tensor:
+    """What a network of `build` gives to a trainer, the quicker way on a CPU: convolutions take
+    channels last and compute at the config's precision, the last layer in float32."""
+    if not isinstance(module, nn.Sequential) or x.device.type != "cpu":
+        return module(x)  # type: ignore[no-any-return]
+    body, last = module
+    return last(convolve(network, body, x))  # type: ignore[no-any-return]
+
+
+def convolve(network: Network, body: nn.Module, x: Tensor) -> Tensor:
+    """The features of pictures, in float32."""
+    picture, *layers = body.children()
+    x = picture(x).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16, enabled=network.precision == "bfloat16"):
+        for layer in layers:
+            x = layer(x)
+    return x.float()
+
+
+SIGMA = 0.5
+"""deviation of the noise at the beginning, over the square root of a layer's inputs"""
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer with factorised Gaussian noise of learnt size (Fortunato et al. 2018):
+    y = (W + S * out into^T) x + b + s * out."""
+
+    def __init__(self, n: int, m: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs = n, m
+        self.weight_sigma = nn.Parameter(torch.empty(m, n))
+        self.bias_sigma = nn.Parameter(torch.empty(m))
+        self.weight = nn.Parameter(torch.zeros(m, n))
+        self.bias = nn.Parameter(torch.zeros(m))
+        self.begin()
+
+    def begin(self) -> None:
+        """Let the noise have its first size."""
+        with torch.no_grad():
+            for sigma in (self.weight_sigma, self.bias_sigma):
+                sigma.fill_(SIGMA / self.inputs**0.5)
+
+    def forward(self, x: Tensor, into: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """`into` [n] and `out` [m] are one noise for all of x; without them, there is none."""
+        if into is None or out is None:
+            return functional.linear(x, self.weight, self.bias)
+        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(out, into))
+        return functional.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, out))
+
+
+def spread_noise(rng: np.random.Generator, *shape: int) -> Array:
+    """sign(x) sqrt(|x|) of normal numbers x."""
+    x = rng.standard_normal(shape, np.float32)
+    return np.copysign(np.sqrt(np.abs(x)), x)
+
+
+class Noisy(nn.Module):
+    """A network of noisy layers: those after the convolutions, or all of an mlp but the first."""
+
+    def __init__(self, network: Network, observation: Leaf, outputs: int) -> None:
+        super().__init__()
+        self._network = network
+        self.pictures = kind(network, observation) == "cnn"
+        if self.pictures:
+            *body, features, _ = convolutions(observation)
+            assert isinstance(features, nn.Linear)
+            self.body: nn.Module = nn.Sequential(*body)
+            widths = [features.in_features, features.out_features, outputs]
+        else:
+            if not network.hidden:
+                raise Refusal(
+                    "algorithm.noisy needs a hidden layer, and network.hidden has none, so there "
+                    "is nothing to put noise on. Set network.hidden = [64]."
+                )
+            first, *hidden = network.hidden
+            self.body = MLP(replace(network, hidden=()), observation, first)
+            widths = [first, *hidden, outputs]
+        self._order = tuple(NoisyLinear(n, m) for n, m in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(self._order)
+        relu = self.pictures or network.activation == "relu"
+        self._activation = torch.relu if relu else tanh
+
+    def forward(self, x: Tensor, rng: np.random.Generator | None = None) -> Tensor:
+        """With `rng`, new noise is drawn; without, there is none."""
+        if self.pictures:
+            x = convolve(self._network, self.body, x)
+        else:
+            x = self._activation(self.body(x))
+        for i, layer in enumerate(self._order):
+            x = self._activation(x) if i else x
+            if rng is None:
+                x = layer(x)
+            else:
+                noise = torch.from_numpy(spread_noise(rng, layer.inputs + layer.outputs))
+                noise = noise.to(x.device)
+                x = layer(x, noise[: layer.inputs], noise[layer.inputs :])
+        return x
+
+
+class NoisyInference:
+    """A noisy network that only answers; each row has noise of its own."""
+
+    def __init__(self, network: Network, observation: Leaf, module: Noisy, prefix: str) -> None:
+        self._relu = module.pictures or network.activation == "relu"
+        self._pictures = module.pictures
+        self._body = inference(network, observation, module.body, f"{prefix}.body")
+        self._names = [f"{prefix}.layers.{i}" for i in range(len(module.layers))]
+        self._layers: list[tuple[Array, ...]] = []
+
+    def load(self, params: Mapping[str, Array]) -> None:
+        self._body.load(params)
+        kinds = ("weight", "bias", "weight_sigma", "bias_sigma")
+        self._layers = [tuple(params[f"{name}.{k}"].T for k in kinds) for name in self._names]
+
+    def __call__(self, x: Array, rng: np.random.Generator | None) -> Array:
+        x = self._body(x)
+        for i, (weight, bias, weight_sigma, bias_sigma) in enumerate(self._layers):
+            if i or not self._pictures:
+                x = np.maximum(x, 0) if self._relu else np.tanh(x)
+            y: Array = x @ weight + bias
+            if rng is not None:
+                into, out = spread_noise(rng, *x.shape), spread_noise(rng, *y.shape)
+                # (S * out into^T) x = out * (S (into * x))
+                y += out * ((into * x) @ weight_sigma + bias_sigma)
+            x = y
+        return x

@@ -1,4 +1,4 @@
-"""The optimizer seam: backward, average, clip, step, over parameters in one flat buffer."""
+"""The optimizer seam: backward, average, transform, clip, step, on parameters in one buffer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tianji.algorithm import Gradients
 from tianji.errors import Failure, Refusal
+from tianji.gradients import transform
 from tianji.role import State
 from tianji.team import Alone, Shared, Team
 from tianji.types import Array, Leaves
@@ -34,8 +36,8 @@ class Flat:
             parameter.data = view
 
     def gradient(self) -> Tensor:
-        """One buffer for all gradients, into which backward will add, and one number more."""
-        gradient = torch.zeros(len(self.data) + 1, device=self.data.device)
+        """One buffer for all gradients, into which backward will add, and two numbers more."""
+        gradient = torch.zeros(len(self.data) + 2, device=self.data.device)
         for parameter, view in self._views(gradient):
             parameter.grad = view
         return gradient
@@ -82,12 +84,19 @@ class Optimizer:
         betas: tuple[float, float] = (0.9, 0.999),
         team: Team = ALONE,
         shared: Shared | None = None,
+        gradients: Gradients | None = None,
     ) -> None:
-        """Gradients are averaged over the `team`; `shared` parameters are stepped by all."""
+        """Gradients are averaged over the `team`, then become what `gradients` says; `shared`
+        parameters are stepped by all."""
         self.flat = Flat(modules)
         self._sum = self.flat.gradient()
-        """the gradients and, when learners add them up, the rows that they are a mean of"""
-        self._gradient = self._sum[:-1]
+        """the gradients and, when learners add them up, the rows that they are a mean of, and the
+        sum of these rows' staleness"""
+        self._gradient = self._sum[:-2]
+        self._gradients = gradients
+        self._transform = None if gradients is None else transform(gradients.kind)
+        if gradients is not None:
+            gradients.optimizers += 1
         self._max_norm = max_norm
         self._eps = eps
         self._betas = betas
@@ -107,7 +116,7 @@ class Optimizer:
             self._lay_out(shared)
 
     def step(self, loss: Tensor | None, learning_rate: float, rows: int) -> Tensor:
-        """Backward, average, clip, step; the norm of the gradient before clipping.
+        """Backward, average, transform, clip, step; the norm of the gradient before clipping.
 
         The loss is a mean over `rows`; the gradient becomes the mean over all learners' rows. With
         0 rows there is no loss, but all learners must make the same number of steps.
@@ -119,10 +128,12 @@ class Optimizer:
         with torch.no_grad():
             if not self._average(rows):
                 return torch.zeros((), device=self.flat.data.device)
+            factor = self._transformed()
             norm: Tensor = torch.linalg.vector_norm(self._gradient)
             if self._max_norm > 0:
                 self._gradient.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
-            self._adam(learning_rate)
+            if factor > 0:
+                self._adam(factor * learning_rate)
         self.refresh()
         return norm
 
@@ -141,11 +152,13 @@ class Optimizer:
         return {
             "parameters": self.flat.copies(),
             "moments": {name: t.cpu().numpy().copy() for name, t in moments.items()},
-        }
+        } | ({} if self._transform is None else {"transform": self._transform.state()})
 
     def load_state(self, state: State) -> None:
         """Go on from a state; shared parameters are loaded by their first learner alone."""
         self.flat.load(state["parameters"])
+        if self._transform is not None:
+            self._transform.load_state(state["transform"])
         if self._shared is not None:
             if not self._shared.first:
                 return
@@ -158,12 +171,26 @@ class Optimizer:
         if self._team.size == 1:
             return rows > 0
         self._gradient.mul_(rows)
-        self._sum[-1] = rows
-        total = self._team.sum(self._sum)[-1]
+        self._sum[-2] = rows
+        if self._gradients is not None:
+            self._sum[-1] = rows * self._gradients.staleness
+        total = self._team.sum(self._sum)[-2]
         if not total:
             return False
         self._gradient.div_(total)
         return True
+
+    def _transformed(self) -> float:
+        """Let the gradient become what is asked for; the factor of the step size."""
+        if self._transform is None or self._gradients is None:
+            return 1.0
+        alone = self._team.size == 1
+        staleness = self._gradients.staleness if alone else float(self._sum[-1] / self._sum[-2])
+        factor, damped = self._transform(self._gradient, staleness)
+        self._gradients.steps += 1
+        self._gradients.skipped += factor == 0
+        self._gradients.damped += damped
+        return factor
 
     def _adam(self, learning_rate: float) -> None:
         if not self._laid_out:

@@ -27,12 +27,19 @@ def kind_of(host: str) -> str:
 
 
 def placements(
-    hosts: Sequence[str], cores: Sequence[int], learner_cores: int, pin: bool
+    hosts: Sequence[str],
+    cores: Sequence[int],
+    learner_cores: int,
+    pin: bool,
+    env_threads: int = 1,
 ) -> list[Placement]:
-    """Each learner has the first cores that are left for itself, each actor one of the others, and
-    what is left runs on any of those; where there are none for somebody, all share all."""
+    """Each learner has the first cores that are left for itself, each actor one of the others for
+    every thread of its env, and what is left runs on any of those; where there are none for
+    somebody, all share all."""
     learners = [host for host in hosts if kind_of(host) in LEARNS]
-    taken = len(learners) * learner_cores
+    workers = any(kind_of(host) == "worker" for host in hosts)
+    each = max(learner_cores, env_threads) if workers else learner_cores  # they take turns there
+    taken = len(learners) * each
     rest = tuple(cores[taken:])
     apart = any(kind_of(host) not in LEARNS for host in hosts)
     pin = pin and (bool(rest) if apart else taken <= len(cores))
@@ -40,10 +47,11 @@ def placements(
     for host in hosts:
         kind, where, threads = kind_of(host), rest, 1
         if kind in LEARNS:
-            begin, threads = learners.index(host) * learner_cores, learner_cores
-            where = tuple(cores[begin : begin + learner_cores])
+            begin, threads = learners.index(host) * each, learner_cores
+            where = tuple(cores[begin : begin + each])
         elif kind == "actor":
-            where = (rest[actors % len(rest)],) if rest else ()
+            begin, width = actors * env_threads, min(env_threads, len(rest))
+            where = tuple(rest[(begin + i) % len(rest)] for i in range(width))
             actors += 1
         placed.append(Placement(host, where if pin else (), threads))
     return placed

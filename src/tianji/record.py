@@ -20,7 +20,7 @@ from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
 from tianji.tally import Tally, only_counts
 from tianji.types import Array, Report
-from tianji.view.status import Staleness, Status, View, duration, human, number
+from tianji.view.status import Staleness, Status, View, duration, human, number, percent
 from tianji.watch import Episodes, mean_of
 
 COUNTS = ("version", "produced", "received", "consumed", "filtered")
@@ -281,6 +281,7 @@ class Recorder:
             "episodes": self.episodes,
             "seconds": self.elapsed,
             "return": finite(self.return_mean),
+            "win_rate": self._episodes.win_rate,
         }
 
     def _status(self, rates: Rates, staleness: Staleness | None) -> Status:
@@ -401,6 +402,8 @@ def progress(
         say: Callable[[float], str] = human
         if name == "seconds":
             say, name = duration, "time"
+        elif name == "win_rate":
+            say, name = percent, "won"
         elif name == "return":
             say, start = "{:.4g}".format, limit if first_return is None else first_return
         goals.append(f"{name} {'-' if count is None else say(count)} of {say(limit)}")

@@ -46,7 +46,10 @@ class Relaxation:
     max_wait: float = 0.002
     """seconds that the first ask of a batch waits for others, at most"""
     correct: str = "none"
-    """what the algorithm does against staleness: "none" beyond its own, or "vtrace" """
+    """what the algorithm does against staleness: "none" beyond its own, "clip", "vtrace", "impact"
+    or "tis" """
+    gradient: str = "none"
+    """what becomes of gradients against staleness: "none", "gac" or "age" """
     explore: str = "alike"
     """"alike": one schedule for all actors; "ladder": each has its own constant share of random
     actions"""
@@ -376,10 +379,16 @@ def _bound(relax: Relaxation, sizes: Sizes) -> str | None:
 
 def _mathematics(relax: Relaxation, sizes: Sizes) -> str | None:
     """What algorithms are told to do about it."""
-    if relax.correct == "vtrace" and not sizes.on_policy:
+    if relax.correct != "none" and not sizes.on_policy:
         return (
-            'relax.correct = "vtrace" follows whole rollouts in their order, and replay draws '
-            'single steps, so nothing would be corrected. Set relax.correct = "none".'
+            f'relax.correct = "{relax.correct}" follows whole rollouts in their order, and replay '
+            f'draws single steps, so nothing would be corrected. Set relax.correct = "none".'
+        )
+    if relax.gradient == "age" and not sizes.on_policy:
+        return (
+            'relax.gradient = "age" makes steps smaller the older a batch is, and replay is '
+            "thousands of versions old by design, so that hardly anything would be learnt. Set "
+            'relax.gradient = "none", or "gac".'
         )
     if relax.explore == "ladder" and sizes.on_policy:
         return (

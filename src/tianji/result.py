@@ -25,6 +25,8 @@ class Result:
     episodes: int
     return_mean: float | None
     """of the last 100 training episodes"""
+    win_rate: float | None
+    """share of them that were won; None where the env does not say"""
     steps_per_s: Mapping[str, float]
     replay_ratio: float | None
     """steps consumed for each step received"""

@@ -33,6 +33,7 @@ from tianji.folder import (
     write_json,
 )
 from tianji.learner import NonFinite
+from tianji.machine import keep_memory
 from tianji.record import Recorder
 from tianji.result import Result
 from tianji.role import State
@@ -45,6 +46,8 @@ from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
 """bytes up to which checkpoint.store = "auto" saves what the buffer holds"""
+SCORES = {"return", "win_rate"}
+"""stop conditions that are no counts: doubling them would not put the end off"""
 RESCUE = 3.0
 """seconds in which a learner must come to rest after another role's failure, to be saved"""
 
@@ -208,6 +211,7 @@ def prepare_torch(config: Config) -> None:
             'scale.device = "cpu", or run `tianji doctor`.'
         )
     torch.set_num_threads(config.scale.cores)
+    keep_memory()
 
 
 class EnvFailed(Failure):
@@ -511,6 +515,7 @@ class _Run:
             updates=self._engine.version,
             episodes=summary["episodes"],
             return_mean=summary["return_mean"],
+            win_rate=summary.get("win_rate"),
             steps_per_s={k: round(v, 1) for k, v in summary["steps_per_s"].items()},
             replay_ratio=summary["replay_ratio"],
             staleness=summary["staleness"],
@@ -535,10 +540,10 @@ class _Run:
         by_name = counts.by_name()
         reached = [name for name, limit in self._limits.items() if by_name[name] >= limit]
         later = [
-            "stop.return=inf" if name == "return" else f"stop.{name}={math.ceil(2 * by_name[name])}"
+            f"stop.{name}={'inf' if name in SCORES else math.ceil(2 * by_name[name])}"
             for name in reached
         ]
-        if reached == list(self._limits) == ["return"]:
+        if reached == list(self._limits) and set(reached) <= SCORES:
             later.append(f"stop.steps={2 * counts.steps}")
         words = shlex.join(["tianji", "resume", str(self._folder), *later])
         raise Refusal(

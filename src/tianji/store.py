@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
 from tianji import frames, returns
-from tianji.algorithm import Lanes
+from tianji.algorithm import Lanes, Spec
 from tianji.errors import Failure, Refusal
 from tianji.role import State
 from tianji.types import EPISODE, GAP, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
@@ -191,7 +193,7 @@ class Replay:
         self._batch = batch
         self._slots = slots
         """rollouts held per lane"""
-        self._total, self._T, self._B = lanes.memory[0]["reward"].shape
+        self._total, self._T, self._B = lanes.memory[0]["valid"].shape
         self._n = n
         self._gamma = gamma
         self._first = [0] * len(lanes.memory)
@@ -225,6 +227,9 @@ class Replay:
         want = np.arange(len(steps))
         for _ in range(MOST_DRAWS):
             if not len(want):
+                if len(rows) > 1:  # so that the learner gathers from each lane at once
+                    order = np.argsort(lanes, kind="stable")
+                    lanes[:], steps[:] = lanes[order], steps[order]
                 return self._use(lanes, steps)
             drawn = rng.integers(0, ends[-1], len(want))
             lane = np.searchsorted(ends, drawn, side="right") if len(rows) > 1 else 0
@@ -245,13 +250,10 @@ class Replay:
     def parts(self, selection: Leaves) -> Iterator[Rollout]:
         if self._part is None:
             self._part = self._room(len(selection["step"]))
-        if len(self._flat) == 1:
-            self._gather(0, selection["step"], slice(None))
-        else:
-            for lane in range(len(self._flat)):
-                (where,) = np.nonzero(selection["lane"] == lane)
-                if len(where):
-                    self._gather(lane, selection["step"][where], where)
+        bounds = np.searchsorted(selection["lane"], np.arange(len(self._flat) + 1)).tolist()
+        for lane, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            if begin < end:
+                self._gather(lane, selection["step"][begin:end], slice(begin, end))
         yield self._part
 
     def state(self) -> State:
@@ -311,51 +313,92 @@ class Replay:
             versions=np.zeros(N, np.int64),
         )
 
-    def _gather(self, lane: int, step: Array, where: Array | slice) -> None:
+    def _gather(self, lane: int, step: Array, where: slice) -> None:
         """Copy the windows that begin at `step` (row * B + env) into places `where` of the part."""
         assert self._part is not None
         flat, part, T, B = self._flat[lane], self._part, self._T, self._B
-        row, env = np.divmod(step, B)
-        slot = row // T
+        slot = step // (T * B)
         begin = step + slot * B
         """observations have T + 1 rows a slot"""
-        if self._n == 1:
-            end = begin + B
-            reward = flat["reward"][step]
-            discount = np.where(flat["terminated"][step], np.float32(0.0), np.float32(self._gamma))
-        else:
-            window = (row + np.arange(self._n)[:, None]) % (self._total * T)
-            steps = window * B + env
-            valid = flat["valid"][steps]
-            # A rollout that does not continue the one before it ends every window at its edge.
-            gap = self._lanes.memory[lane]["head"][window // T, GAP].astype(np.bool_)
-            valid[1:] &= ~(gap & (window % T == 0))[1:]
-            reward, discount, last = returns.n_step(
-                flat["reward"][steps], flat["terminated"][steps], valid, self._gamma, self._n
-            )
-            final = window[last, np.arange(len(step))]
-            end = (final + final // T + 1) * B + env
+        reward, discount, last = self._window(lane, step)
+        end = last + (last // (T * B) + 1) * B
         for name, array in part.observation.items():
-            if name == "obs" and self._lanes.frames > 1:
-                array[0, where] = self._stacks(lane, begin)
-                array[1, where] = self._stacks(lane, end)
-                continue
             source = flat[f"observation.{name}"]
-            array[0, where] = source[begin]
-            array[1, where] = source[end]
+            for i, at in enumerate((begin, end)):
+                if name == "obs" and self._lanes.frames > 1:
+                    self._stacks(lane, at, array[i, where])
+                else:
+                    # "clip": what is out of bounds is not looked for, and `out` is written at once.
+                    source.take(at, axis=0, out=array[i, where], mode="clip")
         part.action[0, where] = flat["action"][step]
         part.reward[0, where] = reward
         part.extras["discount"][0, where] = discount
         part.terminated[0, where] = discount == 0.0
         part.versions[where] = self._lanes.memory[lane]["head"][slot, VERSION]
 
-    def _stacks(self, lane: int, at: Array) -> Array:
-        """The stacks of pictures at these places of a lane's observations."""
+    def _window(self, lane: int, step: Array) -> tuple[Array, Array, Array]:
+        """Of the n-step windows that begin at `step`: the discounted sum of rewards, the factor of
+        the value that follows, and their last steps."""
+        flat, T, B = self._flat[lane], self._T, self._B
+        if self._n == 1:
+            gamma = np.float32(self._gamma)
+            return flat["reward"][step], np.where(flat["terminated"][step], 0 * gamma, gamma), step
+        row, env = np.divmod(step, B)
+        window = (row + np.arange(self._n)[:, None]) % (self._total * T)
+        steps = window * B + env
+        valid = flat["valid"][steps]
+        # A rollout that does not continue the one before it ends every window at its edge.
+        gap = self._lanes.memory[lane]["head"][window // T, GAP].astype(np.bool_)
+        valid[1:] &= ~(gap & (window % T == 0))[1:]
+        reward, discount, last = returns.n_step(
+            flat["reward"][steps], flat["terminated"][steps], valid, self._gamma, self._n
+        )
+        return reward, discount, steps[last, np.arange(len(step))]
+
+    def _stacks(self, lane: int, at: Array, out: Array) -> None:
+        """Write the stacks of pictures at these places of a lane's observations."""
         memory = self._lanes.memory[lane]
         row, env = np.divmod(at, self._B)
         slot, row = np.divmod(row, self._T + 1)
         newest, older = memory["observation.obs"], memory["once.frames"]
-        return frames.gather(newest, older, memory["valid"], (slot, row, env))
+        frames.gather(newest, older, memory["valid"], (slot, row, env), out)
+
+
+class Replaying(Protocol):
+    """Hyperparameters of an algorithm whose store is a `Replay`."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def warmup(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def n_step(self) -> int: ...
+
+
+def check_replay(hyper: Replaying, spec: Spec) -> None:
+    """Refuse a replay from which the first batch, or a learner's share, could not be drawn."""
+    least = max(hyper.batch_size, hyper.n_step * spec.envs * spec.actors)
+    if hyper.warmup < least:
+        raise Refusal(
+            f"algorithm.warmup = {hyper.warmup} is too early: the first batch needs {least} steps "
+            f"(batch_size, and n_step of every env). Set warmup to {least} or more."
+        )
+    if hyper.capacity < hyper.warmup:
+        raise Refusal(
+            f"algorithm.capacity = {hyper.capacity} is less than warmup = {hyper.warmup}: the "
+            f"steps gathered first would be gone before the first update. Raise capacity."
+        )
+    if hyper.batch_size % spec.learners:
+        fit = max(1, round(hyper.batch_size / spec.learners)) * spec.learners
+        raise Refusal(
+            f"algorithm.batch_size = {hyper.batch_size} is no multiple of scale.learners = "
+            f"{spec.learners}, so that their shares could not be equal. Set batch_size to {fit}."
+        )
 
 
 def _whole(part: Rollout) -> Rollout:

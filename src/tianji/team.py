@@ -154,3 +154,7 @@ class Shared:
     def size(parameters: int) -> int:
         """Numbers that it takes: two counts, then parameters and both moments."""
         return 2 + 3 * parameters
+
+    def after(self, parameters: int) -> Shared:
+        """What is left for the next optimizer, after one of so many parameters."""
+        return Shared(self.flat[self.size(parameters) :], self.first)

@@ -14,7 +14,7 @@ from tianji.buffer import ARRIVAL
 from tianji.build import EVAL_ENVS, make_spec
 from tianji.checkpoint import Checkpoints
 from tianji.config import Config, load_config
-from tianji.env import Env, make_env
+from tianji.env import Env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluation
 from tianji.folder import ARRIVALS, find_run
@@ -82,7 +82,7 @@ class Trained:
 
     def env(self, num_envs: int = 1, render: bool = False) -> Env:
         """The environment that the policy was trained in."""
-        return make_env(self.config.env.id, num_envs, self.config.env.kwargs, render=render)
+        return self.config.env.make(num_envs, render)
 
     def frames(self, seed: int = 0) -> tuple[list[Array], float]:
         """The pictures of one greedy episode, and its return."""
@@ -111,7 +111,7 @@ def load(run: str | Path, checkpoint: str = "latest") -> Trained:
     prepare_torch(config)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep, config.identity())
     state: dict[str, Any] = checkpoints.load(checkpoint, only=("policy",)).parts["policy"]
-    env = make_env(config.env.id, 1, config.env.kwargs)
+    env = config.env.make(1)
     spec = make_spec(config, env.spec)
     env.close()
     policy = config.algorithm.policy(spec)

@@ -20,11 +20,14 @@ class Counts:
     """of training; of a rollout always 0, so that what is sent does not depend on the clock"""
     return_mean: float = -float("inf")
     """of the last 100 episodes, once there are so many"""
+    win_rate: float = -float("inf")
+    """of the last 100 episodes, once there are so many and the env says who won"""
 
     def by_name(self) -> dict[str, float]:
         """As the config's [stop] names them."""
         return {
             "return": self.return_mean,
+            "win_rate": self.win_rate,
             "steps": self.steps,
             "updates": self.updates,
             "seconds": self.seconds,

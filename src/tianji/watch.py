@@ -135,12 +135,14 @@ class Watch:
     def _counts(self, steps: int, updates: int) -> Counts:
         episodes = self._episodes
         mean = episodes.return_mean if episodes.full else None
+        win_rate = episodes.win_rate
         return Counts(
             steps=steps,
             updates=updates,
             episodes=episodes.count,
             seconds=self.seconds,
             return_mean=-math.inf if mean is None else mean,
+            win_rate=-math.inf if win_rate is None or not episodes.full else win_rate,
         )
 
 
@@ -149,6 +151,7 @@ def limits(config: Config) -> Mapping[str, float]:
     stop = config.stop
     named = {
         "return": stop.return_,
+        "win_rate": stop.win_rate,
         "steps": stop.steps,
         "updates": stop.updates,
         "seconds": stop.seconds,

@@ -12,6 +12,9 @@ QUICK = {"ppo_cartpole", "dqn_cartpole", "ppo_pendulum", "a3c_cartpole"}
 NEEDS = {"qmix_smax_3m": "jaxmarl"}
 """packages that only some configs need, and that have an environment of their own"""
 
+HOURS = {"dqn_breakout_minatar", "dqn_pong", "ppo_halfcheetah", "ppo_pong"}
+"""configs that need hours on two cores: `benchmarks/shipped.py NAME` runs them"""
+
 
 def reaches(name, seed, tmp_path):
     if (package := NEEDS.get(name)) and importlib.util.find_spec(package) is None:
@@ -40,7 +43,7 @@ def test_two_actors_in_processes_reach_the_target_asynchronously(name, envs, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("name", [path.stem for path in shipped_configs()])
+@pytest.mark.parametrize("name", sorted({path.stem for path in shipped_configs()} - HOURS))
 def test_every_config_reaches_its_target_on_three_seeds(name, seed, tmp_path):
     reaches(name, seed, tmp_path)
 

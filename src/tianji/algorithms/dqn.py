@@ -1,10 +1,11 @@
-"""Deep Q-learning (Mnih et al. 2015), with the double, dueling and n-step variants."""
+"""Deep Q-learning (Mnih et al. 2015) and its family: double, dueling, n-step, prioritised replay,
+noisy networks, and distributions of returns instead of values (C51, QR)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -28,7 +29,8 @@ from tianji.algorithm import (
 from tianji.env import Discrete
 from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
-from tianji.role import State, generator
+from tianji.prioritized import RECORDED, Prioritized
+from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import Replay
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
@@ -65,6 +67,26 @@ class DQN:
     """share of the way that the target network goes at each update"""
     loss: Literal["huber", "mse"] = "huber"
     """of the temporal-difference error"""
+    prioritized: bool = False
+    """steps are drawn by how large their error was, not uniformly"""
+    alpha: Fraction = 0.6
+    """exponent of priorities; 0: all steps are alike"""
+    beta: Fraction = 0.4
+    """share of the bias of priorities that weights take away at the start"""
+    beta_updates: Whole = 100_000
+    """updates over which beta becomes 1; 0: it stays"""
+    initial: Literal["actor", "max"] = "actor"
+    """a new step's priority: the error that its actor saw, or the largest so far"""
+    noisy: bool = False
+    """explore by noise on the weights, whose size is learnt, instead of random actions"""
+    distribution: Literal["none", "c51", "qr"] = "none"
+    """learn values, or the returns' distribution: by shares of fixed atoms, or by quantiles"""
+    atoms: Count = 51
+    """atoms of c51, quantiles of qr"""
+    v_min: float = -10.0
+    """the least return that c51 knows"""
+    v_max: float = 10.0
+    """the largest return that c51 knows"""
     epsilon_start: Fraction = 1.0
     """share of random actions at the start"""
     epsilon_end: Fraction = 0.05
@@ -81,11 +103,31 @@ class DQN:
                 f"{type(spec.env.action).__name__} actions, which it cannot rank. Set "
                 f'algorithm.name = "ppo".'
             )
-        least = max(self.batch_size, self.n_step * spec.envs * spec.actors)
+        if spec.env.agents:
+            raise Refusal(
+                f"dqn acts for one agent; {spec.env.id} has {len(spec.env.agents)}, of which it "
+                f"would move none but the first. Set algorithm.name to one for several agents: "
+                f"tianji list names them."
+            )
+        self._check_unused()
+        rows = self.n_step + self._records  # the value that follows a window is recorded one later
+        least = max(self.batch_size, rows * spec.envs * spec.actors)
         if self.warmup < least:
             raise Refusal(
                 f"algorithm.warmup = {self.warmup} is too early: the first batch needs {least} "
-                f"steps (batch_size, and n_step of every env). Set warmup to {least} or more."
+                f"steps (batch_size, and {rows} of every env). Set warmup to {least} or more."
+            )
+        if self.distribution == "c51" and (self.v_min >= self.v_max or self.atoms < 2):
+            raise Refusal(
+                f"algorithm.v_min = {self.v_min:g}, v_max = {self.v_max:g} and atoms = "
+                f"{self.atoms} leave c51 no room for a distribution. Set v_min below v_max, and "
+                f"atoms to 2 or more."
+            )
+        if self.noisy and spec.explore == "ladder":
+            raise Refusal(
+                'relax.explore = "ladder" gives each actor its own share of random actions, and '
+                "algorithm.noisy = true takes none, so all would explore alike. Set "
+                'algorithm.noisy = false, or relax.explore = "alike".'
             )
         if self.capacity < self.warmup:
             raise Refusal(
@@ -113,10 +155,42 @@ class DQN:
         return Policy(self, spec)
 
     def store(self, spec: Spec, lanes: Lanes) -> Replay:
-        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
+        slots, gamma, n = self.slots(spec), self.gamma, self.n_step
+        if not self.prioritized:
+            return Replay(lanes, self.batch_size, slots, gamma, n)
+        schedule = self.alpha, self.beta, self.beta_updates
+        return Prioritized(lanes, self.batch_size, slots, gamma, n, *schedule, self.initial)
 
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
+
+    @property
+    def prioritizes(self) -> bool:
+        return self.prioritized
+
+    @property
+    def _records(self) -> bool:
+        """Does the policy record values, for first priorities?"""
+        return self.prioritized and self.initial == "actor"
+
+    def _check_unused(self) -> None:
+        """Refuse what is set and would do nothing."""
+        default = {field.name: field.default for field in fields(self)}
+        priorities = "alpha", "beta", "beta_updates", "initial"
+        epsilon = "epsilon_start", "epsilon_end", "epsilon_steps"
+        for used, by, keys in (
+            (self.prioritized, "prioritized = true", priorities),
+            (not self.noisy, "noisy = false", epsilon),
+            (self.distribution != "none", 'distribution = "c51" or "qr"', ("atoms",)),
+            (self.distribution == "c51", 'distribution = "c51"', ("v_min", "v_max")),
+            (self.distribution == "none", 'distribution = "none"', ("loss",)),
+        ):
+            for key in keys:
+                if not used and getattr(self, key) != default[key]:
+                    raise Refusal(
+                        f"algorithm.{key} = {getattr(self, key)} would do nothing without "
+                        f"algorithm.{by}. Set that, or leave {key} out."
+                    )
 
     def rung(self, spec: Spec) -> float | None:
         """The constant share of random actions of one actor on Ape-X's ladder (Horgan et al. 2018);
@@ -127,15 +201,22 @@ class DQN:
 
     def epsilon(self, version: int) -> float:
         """By the env steps that a policy version stands for."""
+        if self.noisy:
+            return 0.0
         share = min(1.0, version * self.new_steps / self.epsilon_steps)
         return self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
 
 
 def _module(hyper: DQN, spec: Spec) -> nn.Module:
-    """Values of the n actions; dueling: their advantages and the state's value, n + 1 outputs."""
+    """Values of the n actions; dueling: their advantages and the state's value, n + 1 outputs. Of a
+    distribution, each of them is one number for each atom."""
     assert isinstance(spec.env.action, Discrete)
-    outputs = spec.env.action.n + hyper.dueling
-    (module,) = networks.build(spec.network, spec.env.observation["obs"], outputs)
+    observation = spec.env.observation["obs"]
+    atoms = 1 if hyper.distribution == "none" else hyper.atoms
+    outputs = (spec.env.action.n + hyper.dueling) * atoms
+    if hyper.noisy:
+        return networks.Noisy(spec.network, observation, outputs)
+    (module,) = networks.build(spec.network, observation, outputs)
     return module
 
 
@@ -144,20 +225,30 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return networks.shapes({"q": module}) | {"epsilon": ()}
 
 
-class Policy:
-    """The best action, or with probability epsilon any."""
+def support(hyper: DQN) -> Array:
+    """[atoms]: the returns that c51 gives shares to."""
+    return np.linspace(hyper.v_min, hyper.v_max, hyper.atoms, dtype=np.float32)
 
-    extras: ClassVar[Layout] = {}
+
+class Policy:
+    """The best action, or with probability epsilon any; of the legal ones, if there is a mask."""
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
         assert isinstance(spec.env.action, Discrete)
+        self._hyper = hyper
         module = _module(hyper, spec)
         observation = spec.env.observation["obs"]
-        self._network = networks.inference(spec.network, observation, module, "q")
+        self._network: networks.Inference | networks.NoisyInference
+        if isinstance(module, networks.Noisy):
+            self._network = networks.NoisyInference(spec.network, observation, module, "q")
+        else:
+            self._network = networks.inference(spec.network, observation, module, "q")
         self._actions = spec.env.action.n
+        self._support = support(hyper)
         self._epsilon = 1.0
         self._rung = hyper.rung(spec)
         self.shapes = _shapes(module)
+        self.extras: Layout = RECORDED if hyper._records else {}
 
     def initial(self, B: int) -> Leaves:
         return {}
@@ -167,13 +258,69 @@ class Policy:
         self._epsilon = float(params["epsilon"]) if self._rung is None else self._rung
 
     def act(self, observation: Leaves, state: Leaves, rng: np.random.Generator | None) -> Decision:
-        # The state's value of a dueling network is the same for all actions: no need to add it.
-        action: Array = self._network(observation["obs"])[:, : self._actions].argmax(axis=1)
-        if rng is not None:
-            any_action = rng.integers(self._actions, size=len(action))
+        value, mask = self._values(observation["obs"], rng), observation.get("mask")
+        legal = value if mask is None else np.where(mask, value, -np.inf)
+        action: Array = legal.argmax(axis=1)
+        if rng is not None and not self._hyper.noisy:
+            any_action = self._any(len(action), mask, rng)
             explore = rng.random(len(action)) < self._epsilon
             action = np.where(explore, any_action, action)
-        return Decision(action, state, {})
+        if not self.extras:
+            return Decision(action, state, {})
+        rows = np.arange(len(action))
+        best = legal.max(axis=1)
+        # An episode's last observation may have no legal action.
+        extras = {"q": value[rows, action], "q_best": np.where(np.isfinite(best), best, 0)}
+        return Decision(action, state, extras)
+
+    def _any(self, B: int, mask: Array | None, rng: np.random.Generator) -> Array:
+        if mask is None:
+            return rng.integers(self._actions, size=B)
+        which = (rng.random(B) * mask.sum(axis=1)).astype(np.int64)  # the how-manieth legal one
+        any_action: Array = (mask.cumsum(axis=1) > which[:, None]).argmax(axis=1)
+        return any_action
+
+    def _values(self, observation: Array, rng: np.random.Generator | None) -> Array:
+        """[B, n]: expected returns; without what is the same for all actions, if nobody asks."""
+        hyper, n = self._hyper, self._actions
+        output: Array
+        if isinstance(self._network, networks.NoisyInference):
+            output = self._network(observation, rng)
+        else:
+            output = self._network(observation)
+        if hyper.distribution == "none" and not (hyper.dueling and self.extras):
+            return output[:, :n]
+        output = output.reshape(len(output), n + hyper.dueling, -1)
+        if hyper.dueling:
+            advantage = output[:, :-1]
+            output = output[:, -1:] + advantage - advantage.mean(axis=1, keepdims=True)
+        if hyper.distribution != "c51":
+            values: Array = output.mean(axis=-1)
+            return values
+        share = np.exp(output - output.max(axis=-1, keepdims=True))
+        mean: Array = share @ self._support / share.sum(axis=-1)
+        return mean
+
+
+def project(share: Tensor, atoms: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+    """[N, atoms]: the distribution of r + discount z, with shares [N, atoms] of z at the atoms, on
+    the atoms again (Bellemare et al. 2017, eq. 7): each z goes to its neighbours by distance."""
+    z = reward.unsqueeze(-1) + discount.unsqueeze(-1) * atoms
+    z = z.clamp(atoms[0], atoms[-1])
+    near = 1 - (z.unsqueeze(-1) - atoms).abs() * ((len(atoms) - 1) / (atoms[-1] - atoms[0]))
+    return torch.bmm(share.unsqueeze(1), near.clamp_(min=0)).squeeze(1)
+
+
+def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
+    """[N]: sum over the quantiles [N, k], mean over samples [N, m] of the target, of
+    |tau - (u < 0)| Huber(u), u = target - quantile (Dabney et al. 2018, eq. 10)."""
+    k = quantiles.shape[1]
+    tau = (torch.arange(k, device=quantiles.device) + 0.5) / k
+    u = target.unsqueeze(1) - quantiles.unsqueeze(2)  # [N, k, m]
+    size = u.detach().abs()
+    huber = torch.where(size <= 1, 0.5 * u * u, u.abs() - 0.5)
+    weight = (tau.unsqueeze(-1) - (u.detach() < 0).float()).abs()
+    return (weight * huber).mean(2).sum(1)
 
 
 class Trainer:
@@ -181,23 +328,30 @@ class Trainer:
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
         self._hyper, self._device, self._team = hyper, spec.device, spec.team
+        self._network = spec.network
         self._online = _module(hyper, spec)
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
         self._online.to(spec.device)
         self._target = copy.deepcopy(self._online)
         self._optimizer = Optimizer(
-            {"q": self._online}, hyper.max_grad_norm, team=spec.team, shared=spec.shared
+            {"q": self._online},
+            hyper.max_grad_norm,
+            team=spec.team,
+            shared=spec.shared,
+            gradients=spec.gradients,
         )
         self._target_flat = Flat({"target": self._target})
         self._params = Params(_shapes(self._online))
+        self._support = torch.from_numpy(support(hyper)).to(spec.device)
+        self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
+        """for the noise on weights"""
         rungs = [hyper.rung(replace(spec, actor=i)) or 0.0 for i in range(spec.actors)]
         self._ladder = sum(rungs) / len(rungs)
         """mean share of random actions of actors on a ladder; 0: there is none"""
         self._updates = 0
         self._part: Rollout | None = None
-        self._error: Callable[[Tensor, Tensor], Tensor] = (
-            functional.smooth_l1_loss if hyper.loss == "huber" else functional.mse_loss
-        )
+        self._priority: Tensor | None = None
+        """of the last update's steps"""
 
     def take(self, part: Rollout) -> None:
         self._optimizer.refresh()
@@ -216,6 +370,10 @@ class Trainer:
             "learning_rate": self._hyper.learning_rate,
             "epsilon": self._ladder or self._hyper.epsilon(self._updates),
         }
+
+    def priorities(self) -> Array:
+        assert self._priority is not None
+        return self._priority.cpu().numpy()
 
     def params(self, version: int) -> Params:
         np.copyto(self._params.flat[:-1], self._optimizer.flat.array())
@@ -241,36 +399,79 @@ class Trainer:
             "optimizer": self._optimizer.state(),
             "target": self._target_flat.copies(),
             "updates": self._updates,
+            "rng": generator_state(self._rng),
         }
 
     def load_state(self, state: State) -> None:
         self._optimizer.load_state(state["optimizer"])
         self._target_flat.load(state["target"])
         self._updates = state["updates"]
+        load_generator_state(self._rng, state["rng"])
 
     def _loss(self, part: Rollout) -> tuple[Tensor, Tensor]:
-        """The temporal-difference loss, and the mean value of the actions taken."""
-        tensor = self._tensor
+        """The loss, and the mean value of the actions taken; what the steps are worth is noted."""
+        tensor, hyper = self._tensor, self._hyper
         now, then = tensor(part.observation["obs"])  # each [N, ...]
         action, reward = tensor(part.action)[0], tensor(part.reward)[0]
         discount = tensor(part.extras["discount"])[0]
         with torch.no_grad():
-            values = self._values(self._target, then)
-            if self._hyper.double:
-                best = self._values(self._online, then).argmax(-1, keepdim=True)
-                following = values.gather(-1, best).squeeze(-1)
-            else:
-                following = values.amax(-1)
-            target = reward + discount * following
-        value = self._values(self._online, now).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return self._error(value, target), value.detach().mean()
+            following = self._atoms(self._target, then)  # [N, n, atoms]
+            chooser = self._atoms(self._online, then) if hyper.double else following
+            value = self._mean(chooser)
+            if "mask" in part.observation:
+                legal = tensor(part.observation["mask"])[1]
+                value = value.masked_fill(~legal, -torch.inf)
+                # An episode's last observation may have no legal action, and then no value.
+                discount = torch.where(legal.any(-1), discount, 0.0)
+            following = _of(following, value.argmax(-1))
+        taken = _of(self._atoms(self._online, now), action)  # [N, atoms]
+        error, priority = self._errors(taken, following, reward, discount)
+        self._priority = priority
+        if hyper.prioritized:
+            error = error * tensor(part.extras["weight"])[0]
+        return error.mean(), self._mean(taken.detach()).mean()
 
-    def _values(self, network: nn.Module, observation: Tensor) -> Tensor:
-        output: Tensor = network(observation)
+    def _errors(
+        self, taken: Tensor, following: Tensor, reward: Tensor, discount: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Each [N]: what is made small, and how far off the steps' values were."""
+        if self._hyper.distribution == "c51":
+            with torch.no_grad():
+                target = project(following.softmax(-1), self._support, reward, discount)
+            cross = -(target * taken.log_softmax(-1)).sum(-1)
+            # Less what even the right distribution has: the Kullback-Leibler divergence.
+            least = -torch.xlogy(target, target).sum(-1)
+            return cross, (cross.detach() - least).clamp(min=0)
+        target = reward.unsqueeze(-1) + discount.unsqueeze(-1) * following
+        if self._hyper.distribution == "qr":
+            return quantile_huber(taken, target), (target - taken.detach()).mean(-1).abs()
+        loss = functional.smooth_l1_loss if self._hyper.loss == "huber" else functional.mse_loss
+        error = loss(taken, target, reduction="none").squeeze(-1)
+        return error, (target - taken.detach()).squeeze(-1).abs()
+
+    def _atoms(self, network: nn.Module, observation: Tensor) -> Tensor:
+        """[N, n, atoms]: values, quantiles, or the logarithms of atoms' shares."""
+        output: Tensor
+        if isinstance(network, networks.Noisy):
+            output = network(observation, self._rng)
+        else:
+            output = networks.compute(self._network, network, observation)
+        atoms = 1 if self._hyper.distribution == "none" else self._hyper.atoms
+        output = output.view(len(output), -1, atoms)
         if not self._hyper.dueling:
             return output
-        advantage = output[..., :-1]
-        return output[..., -1:] + advantage - advantage.mean(-1, keepdim=True)
+        advantage = output[:, :-1]
+        return output[:, -1:] + advantage - advantage.mean(1, keepdim=True)
+
+    def _mean(self, atoms: Tensor) -> Tensor:
+        """Expected values."""
+        if self._hyper.distribution == "c51":
+            return torch.matmul(atoms.softmax(-1), self._support)
+        return atoms.mean(-1) if self._hyper.distribution == "qr" else atoms.squeeze(-1)
+
+    def _values(self, network: nn.Module, observation: Tensor) -> Tensor:
+        """[N, n]"""
+        return self._mean(self._atoms(network, observation))
 
     def _follow(self) -> None:
         """Move the target network towards the online one."""
@@ -281,3 +482,8 @@ class Trainer:
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _of(atoms: Tensor, action: Tensor) -> Tensor:
+    """[N, atoms]: those of one action each."""
+    return atoms.gather(1, action.view(-1, 1, 1).expand(-1, 1, atoms.shape[-1])).squeeze(1)

@@ -39,6 +39,7 @@ from tianji.evaluator import EVALUATED, Evaluator
 from tianji.fault import Fault
 from tianji.folder import ARRIVALS, NONFINITE, save_batch, skipped
 from tianji.learner import UPDATE, Learner, NonFinite
+from tianji.machine import keep_memory
 from tianji.role import Did, Role, State
 from tianji.rows import Appender
 from tianji.server import Server
@@ -111,6 +112,7 @@ def _prepare(request: State) -> None:
     if request["cores"]:
         os.sched_setaffinity(0, request["cores"])
     torch.set_num_threads(request["threads"])
+    keep_memory()
 
 
 class Host:

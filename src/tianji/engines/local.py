@@ -114,7 +114,7 @@ class LocalEngine:
         (folder / "logs").mkdir(exist_ok=True)
         scale, mine = self._config.scale, sorted(os.sched_getaffinity(0))
         names = [name for group in self._groups for name in group.hosts]
-        placed = placements(names, mine, scale.cores, scale.pin)
+        placed = placements(names, mine, scale.cores, scale.pin, scale.env_threads)
         self._placed = {placement.role: placement for placement in placed}
         self._teams = folder / "logs" / f"team-{time.monotonic_ns()}"
         self._hosts = Hosts(self._server, folder, len(placed))

@@ -16,16 +16,19 @@ from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import FlattenObservation, TimeLimit
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
-from tianji.env import Action, Continuous, Discrete, EnvSpec, MultiDiscrete, TimeStep
-from tianji.errors import Refusal
+from tianji.env import Action, Continuous, Discrete, EnvSpec, MultiDiscrete, TimeStep, Wrapper
+from tianji.errors import Refusal, nearest
 from tianji.role import State, generator_state, load_generator_state
 from tianji.types import Array, Leaves, leaf
 
 Vector = VectorEnv[Any, Any, Any]
 Single = gymnasium.Env[Any, Any]
+Wrap = Callable[[Single], Single]
+EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari", "minatar": "minatar"}
+"""which extra of ours brings a package, by a word of the error that misses it"""
 FLATTENED = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 
 
@@ -34,29 +37,52 @@ def known_ids() -> set[str]:
     return set(gymnasium.registry)
 
 
+def register_family(id: str) -> None:
+    """Let the package register its ids that they begin with, where it does not by itself."""
+    if id.startswith("ALE/"):
+        with _refusing(id, {}):
+            importlib.import_module("ale_py")
+    if id.startswith("MinAtar/") and id not in known_ids():
+        with _refusing(id, {}):
+            importlib.import_module("minatar.gym").register_envs()
+
+
 def make_gymnasium_env(
-    id: str, num_envs: int, kwargs: dict[str, Any], render: bool = False
+    id: str,
+    num_envs: int,
+    kwargs: dict[str, Any],
+    render: bool = False,
+    wrappers: tuple[Wrapper, ...] = (),
 ) -> GymnasiumEnv:
     """The env of this id; `Restorable` where it can go on exactly where it was."""
     with _refusing(id, kwargs):
-        native = None if render else _native(_registered(id))
+        native = None if render or wrappers else _native(_registered(id))
     kind = GymnasiumCartPole if native is CartPoleVectorEnv else GymnasiumEnv
-    return kind(id, num_envs, kwargs, render=render)
+    return kind(id, num_envs, kwargs, render, wrappers)
 
 
 class GymnasiumEnv:
     """B envs of one Gymnasium id."""
 
     def __init__(
-        self, id: str, num_envs: int, kwargs: dict[str, Any], render: bool = False
+        self,
+        id: str,
+        num_envs: int,
+        kwargs: dict[str, Any],
+        render: bool = False,
+        wrappers: tuple[Wrapper, ...] = (),
     ) -> None:
         self.num_envs = num_envs
         self._render = render
         self._singles: list[Single] = []
         with _refusing(id, kwargs):
             registered = _registered(id)
-            if render or (_native(registered) is None and registered.entry_point is not None):
-                self._vector, self._singles = _vector_of_singles(id, num_envs, kwargs, render)
+            single = _native(registered) is None and registered.entry_point is not None
+            if render or wrappers or single:
+                around = [_wrapper(wrapper) for wrapper in wrappers]
+                self._vector, self._singles = _vector_of_singles(
+                    id, num_envs, kwargs, render, around
+                )
             else:
                 self._vector = _native_vector(id, num_envs, kwargs)
         self._mode = self._vector.metadata["autoreset_mode"]
@@ -66,9 +92,15 @@ class GymnasiumEnv:
         outermost = self._singles[0] if self._singles else self._vector
         flat = isinstance(outermost, FlattenObservation | FlattenVectorObservation)
         self._declared = leaf(space.shape, space.dtype)
-        self._dtype = np.dtype(np.uint8 if space.dtype == np.uint8 and not flat else np.float32)
+        small = space.dtype == np.uint8 or (space.dtype == np.bool_ and len(space.shape) == 3)
+        self._dtype = np.dtype(space.dtype if small and not flat else np.float32)
         action, self._encode = _action(id, self._vector.single_action_space, num_envs)
         limit = kwargs.get("max_episode_steps", registered.max_episode_steps)
+        for env in self._singles[:1]:
+            while isinstance(env, gymnasium.Wrapper):  # the first that cuts is what counts
+                if isinstance(env, TimeLimit):
+                    limit = min(limit or env._max_episode_steps, env._max_episode_steps)
+                env = env.env
         self.spec = EnvSpec(id, {"obs": leaf(space.shape, self._dtype)}, action, limit)
         self._begun = False
         self._truncated = np.zeros(num_envs, np.bool_)
@@ -219,7 +251,7 @@ def _native_vector(id: str, num_envs: int, kwargs: dict[str, Any]) -> Vector:
 
 
 def _vector_of_singles(
-    id: str, num_envs: int, kwargs: dict[str, Any], render: bool
+    id: str, num_envs: int, kwargs: dict[str, Any], render: bool, around: list[Wrap]
 ) -> tuple[Vector, list[Single]]:
     options = {**kwargs, "disable_env_checker": True}
     if render:
@@ -229,6 +261,8 @@ def _vector_of_singles(
         env: Single = gymnasium.make(id.rpartition(":")[2], **options)
         if render and "rgb_array" not in env.metadata.get("render_modes", []):
             raise _no_picture(id)
+        for wrap in around:
+            env = wrap(env)
         _check_space(id, env.observation_space)
         return FlattenObservation(env) if isinstance(env.observation_space, FLATTENED) else env
 
@@ -236,6 +270,59 @@ def _vector_of_singles(
         warnings.filterwarnings("ignore", message="(?s).*render_modes?")
         vector: SyncVectorEnv[Any, Any] = SyncVectorEnv([single] * num_envs, copy=False)
     return vector, vector.envs
+
+
+def _wrapper(wrapper: Wrapper) -> Wrap:
+    """What puts the wrapper around a single env; refuses names that there are not."""
+    kwargs = {} if isinstance(wrapper, str) else dict(wrapper)
+    name = wrapper if isinstance(wrapper, str) else kwargs.pop("name")
+    module, colon, attribute = name.rpartition(":")
+    if attribute == "Autoreset":
+        raise Refusal(
+            'env.wrappers names "Autoreset", and envs are reset after every episode without it: '
+            "with both, one of the two resets would be taken for a step. Leave it out."
+        )
+    if colon:
+        try:
+            found = getattr(importlib.import_module(module), attribute, None)
+        except ModuleNotFoundError as error:
+            raise Refusal(
+                f'env.wrappers names "{name}", and there is no module {error.name}, so it cannot '
+                f"be applied. Install it, or set PYTHONPATH to the folder it is in."
+            ) from error
+        if not callable(found):
+            raise Refusal(
+                f'env.wrappers names "{name}", and {module} has no such class, so it cannot be '
+                f"applied. Correct the name."
+            )
+    else:
+        known = {
+            key: kind
+            for key, kind in vars(gymnasium.wrappers).items()
+            if isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)
+        }
+        if name not in known:
+            raise Refusal(
+                f'env.wrappers names "{name}", which is no wrapper of gymnasium.wrappers, so it '
+                f"cannot be applied.{nearest(name, known)} Known: {', '.join(sorted(known))}. An "
+                f'own one is "module:Class".'
+            )
+        found = known[name]
+
+    def wrap(env: Single) -> Single:
+        try:
+            made: Single = found(env, **kwargs)
+        except (ImportError, DependencyNotInstalled):
+            raise
+        except Exception as error:
+            raise Refusal(
+                f'env.wrappers names "{name}" with {kwargs or "no arguments"}, which does not fit '
+                f"around it: {type(error).__name__}: {error}. Correct its arguments: a table of "
+                f'name and arguments, such as {{ name = "{name}", ... }}.'
+            ) from error
+        return made
+
+    return wrap
 
 
 def _autoreset_mode(id: str, vector: Vector) -> AutoresetMode:
@@ -314,8 +401,10 @@ def _refusing(id: str, kwargs: dict[str, Any]) -> Iterator[None]:
         raise
     except (ImportError, DependencyNotInstalled) as error:
         missing = getattr(error, "name", None) or getattr(error.__cause__, "name", None)
-        if "box2d" in f"{missing} {error}".lower():
-            remedy = "pip install 'tianji[box2d]'"
+        told = f"{missing} {error}".lower()
+        extra = next((name for word, name in EXTRAS.items() if word in told), None)
+        if extra is not None:
+            remedy = f"pip install 'tianji[{extra}]'"
         else:
             remedy = f"pip install {missing}" if missing else "install what the message names"
         raise Refusal(

@@ -35,7 +35,7 @@ class Toy:
         self._clock[:] = 0
         self._ended[:] = False
         self._x = self._first()
-        return {"obs": self._observe()}
+        return self._leaves()
 
     def step(self, action: Array) -> TimeStep:
         valid = ~self._ended
@@ -44,11 +44,17 @@ class Toy:
         terminated &= valid
         truncated = (self._clock >= self._limit) & valid & ~terminated
         if not valid.all():
-            self._x = np.where(valid, self._x, self._first())
+            self._x = np.where(_wide(valid, self._x), self._x, self._first())
             self._clock[~valid] = 0
         self._ended = terminated | truncated
-        reward = np.where(valid, reward, 0).astype(np.float32)
-        return TimeStep({"obs": self._observe()}, reward, terminated, truncated, valid)
+        reward = np.where(_wide(valid, reward), reward, 0).astype(np.float32)
+        return TimeStep(self._leaves(), reward, terminated, truncated, valid)
+
+    def reset_some(self, which: Array) -> Leaves:
+        self._x = np.where(which, self._first(), self._x)
+        self._clock[which] = 0
+        self._ended[which] = False
+        return {"obs": self._observe()}
 
     def render(self) -> Array:
         raise Refusal(f"{self.spec.id} has no picture. Make it without pictures.")
@@ -81,6 +87,9 @@ class Toy:
     def _observe(self) -> Array:
         """[B, ...], a new array."""
         raise NotImplementedError
+
+    def _leaves(self) -> Leaves:
+        return {"obs": self._observe()}
 
 
 class Identity(Toy):
@@ -151,8 +160,9 @@ class Target(Toy):
     """Reward 1 whatever is done, never terminated, truncated every `every` steps: a learner that
     takes truncation for termination misses the value, 1 / (1 - gamma)."""
 
-    def __init__(self, num_envs: int, every: int = 8) -> None:
-        super().__init__("toy/Target", num_envs, 1, Discrete(2), every)
+    def __init__(self, num_envs: int, every: int = 8, continuous: bool = False) -> None:
+        action = Continuous((-1.0,), (1.0,), (1,)) if continuous else Discrete(2)
+        super().__init__("toy/Target", num_envs, 1, action, every)
 
     def optimal_values(self, gamma: float) -> Array:
         """[1]: the one state's value."""
@@ -197,6 +207,109 @@ class Frames(Toy):
 
     def _observe(self) -> Array:
         return self._pictures[self._x]
+
+
+class Recall(Toy):
+    """One of `n` symbols is seen at the first step and never again; at the last step, `delay` blank
+    ones later, the action must name it: reward 1. Who does not remember it gets 1 / n on average.
+    """
+
+    def __init__(self, num_envs: int, n: int = 2, delay: int = 4) -> None:
+        self._n = n
+        super().__init__("toy/Recall", num_envs, n + 1, Discrete(n), delay + 2)
+
+    @property
+    def optimal_return(self) -> float:
+        return 1.0
+
+    def _first(self) -> Array:
+        return self._rng.integers(self._n, size=self.num_envs)
+
+    def _advance(self, action: Array) -> tuple[Array, Array]:
+        last = self._clock + 1 >= self._limit
+        return (action == self._x) & last, last
+
+    def _observe(self) -> Array:
+        """The symbol at first, and a 1 in the last place when it is asked for."""
+        obs = np.zeros((self.num_envs, self._n + 1), np.float32)
+        first = self._clock == 0
+        obs[first, self._x[first]] = 1
+        obs[self._clock + 1 >= self._limit, self._n] = 1
+        return obs
+
+
+class Pair(Toy):
+    """Two agents: each must name the symbol that it alone sees. One other action of each is not
+    legal, and raises. The second agent stops acting after half of an episode of `length` steps; it
+    may then only do 0. The reward is the share of the acting ones that are right, or each agent's
+    own."""
+
+    def __init__(
+        self, num_envs: int, n: int = 4, length: int = 8, own_rewards: bool = False
+    ) -> None:
+        if n < 2:
+            raise Refusal(f"n = {n} symbols leave no other action to forbid. Set n to 2 or more.")
+        super().__init__("toy/Pair", num_envs, n, Discrete(n), length)
+        self._n = n
+        observation = {
+            "obs": leaf((2, n), np.float32),
+            "mask": leaf((2, n), np.bool_),
+            "alive": leaf((2,), np.bool_),
+            "state": leaf((2 * n + 1,), np.float32),
+        }
+        self.spec = EnvSpec(
+            "toy/Pair", observation, Discrete(n), length, ("first", "second"), own_rewards
+        )
+
+    @property
+    def optimal_return(self) -> float:
+        """By the mean of the agents' rewards, where each has its own."""
+        half = self._limit // 2
+        return half + (self._limit - half) / 2 if self.spec.own_rewards else float(self._limit)
+
+    def _first(self) -> Array:
+        """[B, 2, 2]: of each agent, its symbol, and what is not legal."""
+        symbol = self._rng.integers(self._n, size=(self.num_envs, 2))
+        other = symbol + self._rng.integers(1, self._n, size=(self.num_envs, 2))
+        return np.stack([symbol, other % self._n], -1)
+
+    def _alive(self) -> Array:
+        alive = np.ones((self.num_envs, 2), np.bool_)
+        alive[self._clock >= self._limit // 2, 1] = False
+        return alive
+
+    def _mask(self) -> Array:
+        legal = np.arange(self._n) != self._x[..., 1:]
+        mask: Array = np.where(self._alive()[..., None], legal, np.arange(self._n) == 0)
+        return mask
+
+    def _advance(self, action: Array) -> tuple[Array, Array]:
+        chosen = np.take_along_axis(self._mask(), action[..., None], -1)[..., 0]
+        if not (chosen | self._ended[:, None]).all():
+            raise ValueError(f"{self.spec.id}: an action that is not legal")
+        alive = self._alive()
+        right = (action == self._x[..., 0]) & alive
+        reward = right if self.spec.own_rewards else right.sum(1) / alive.sum(1)
+        self._x = self._first()
+        return reward, self._clock + 1 >= self._limit
+
+    def _leaves(self) -> Leaves:
+        alive = self._alive()
+        symbols = _one_hot(self._x[..., 0], self._n) * alive[..., None]
+        state = np.concatenate(
+            [symbols.reshape(self.num_envs, -1), self._clock[:, None] / self._limit], 1
+        )
+        return {
+            "obs": symbols.astype(np.float32),
+            "mask": self._mask(),
+            "alive": alive,
+            "state": state.astype(np.float32),
+        }
+
+
+def _wide(mask: Array, array: Array) -> Array:
+    """A mask [B] with as many axes as the array has."""
+    return mask.reshape(-1, *(1,) * (array.ndim - 1))
 
 
 def _one_hot(index: Array, size: int) -> Array:

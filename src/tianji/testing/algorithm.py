@@ -26,25 +26,28 @@ from tianji.types import Params, Rollout, sha256
 
 SCALE = ScaleConfig(actors=2, envs_per_actor=4, rollout_length=8)
 AS_PRESET = RelaxConfig()
+SMALL = Network(hidden=(8,))
 
 
-def check_algorithm(algorithm: Algorithm, make: Callable[[int], Env], updates: int = 4) -> None:
+def check_algorithm(
+    algorithm: Algorithm, make: Callable[[int], Env], updates: int = 4, network: Network = SMALL
+) -> None:
     """Do the parts of an algorithm keep their promises, on the env that `make(num_envs)` returns?
 
     Raises AssertionError with the consequence and the remedy. Trains a few updates with two actors
     of four envs and rollouts of eight steps, so hyperparameters must fit such a small run.
     """
-    first, second = (_learnt(algorithm, make, updates) for _ in range(2))
+    first, second = (_learnt(algorithm, make, updates, network) for _ in range(2))
     assert first == second, (
         "two runs with one seed learnt different things, so no result could be repeated. Draw only "
         "from the generators that are given or that role.generator makes."
     )
-    assert _learnt(algorithm, make, updates, seed=1) != first, (
+    assert _learnt(algorithm, make, updates, network, seed=1) != first, (
         "another seed learns the same, so runs over seeds say nothing. Use spec.seed."
     )
-    _check_any_order(algorithm, make, updates)
-    _check_state(algorithm, make, updates)
-    _check_policy(algorithm, make)
+    _check_any_order(algorithm, make, updates, network)
+    _check_state(algorithm, make, updates, network)
+    _check_policy(algorithm, make, network)
 
 
 def config_for(
@@ -52,12 +55,13 @@ def config_for(
     seed: int = 0,
     scale: ScaleConfig = SCALE,
     relax: RelaxConfig = AS_PRESET,
+    network: Network = SMALL,
 ) -> Config:
     """A small run of this algorithm; the env is not named, but given to `build`."""
     return Config(
         env=EnvConfig(id="given"),
         algorithm=algorithm,
-        network=Network(hidden=(8,)),
+        network=network,
         scale=scale,
         relax=relax,
         reuse=ReuseConfig(),
@@ -75,8 +79,14 @@ def run_updates(built: Built, driver: Serial, updates: int) -> None:
         driver.step()
 
 
-def _learnt(algorithm: Algorithm, make: Callable[[int], Env], updates: int, seed: int = 0) -> str:
-    built = build(config_for(algorithm, seed), make)
+def _learnt(
+    algorithm: Algorithm,
+    make: Callable[[int], Env],
+    updates: int,
+    network: Network,
+    seed: int = 0,
+) -> str:
+    built = build(config_for(algorithm, seed, network=network), make)
     built.learner.begin()
     run_updates(built, Serial(built.roles), updates)
     learnt = sha256(built.learner.networks())
@@ -84,11 +94,13 @@ def _learnt(algorithm: Algorithm, make: Callable[[int], Env], updates: int, seed
     return learnt
 
 
-def _check_any_order(algorithm: Algorithm, make: Callable[[int], Env], updates: int) -> None:
+def _check_any_order(
+    algorithm: Algorithm, make: Callable[[int], Env], updates: int, network: Network
+) -> None:
     """With lead 0 the order in which roles are stepped changes nothing that is learnt."""
-    serially = _learnt(algorithm, make, updates)
+    serially = _learnt(algorithm, make, updates, network)
     for order in range(3):
-        built = build(config_for(algorithm), make)
+        built = build(config_for(algorithm, network=network), make)
         built.learner.begin()
         run_updates(built, Shuffled(built.roles, order), updates)
         assert sha256(built.learner.networks()) == serially, (
@@ -98,9 +110,11 @@ def _check_any_order(algorithm: Algorithm, make: Callable[[int], Env], updates: 
         built.close()
 
 
-def _check_state(algorithm: Algorithm, make: Callable[[int], Env], updates: int) -> None:
+def _check_state(
+    algorithm: Algorithm, make: Callable[[int], Env], updates: int, network: Network
+) -> None:
     """A trainer that loads another's state goes on exactly as the other does."""
-    built = build(config_for(algorithm), make)
+    built = build(config_for(algorithm, network=network), make)
     built.learner.begin()
     driver = Serial(built.roles)
     run_updates(built, driver, updates)
@@ -170,10 +184,10 @@ class _Both:
         return getattr(self._first, name)
 
 
-def _check_policy(algorithm: Algorithm, make: Callable[[int], Env]) -> None:
+def _check_policy(algorithm: Algorithm, make: Callable[[int], Env], network: Network) -> None:
     """The policy takes what the trainer gives, and answers in the promised shapes."""
     env = make(4)
-    built = build(config_for(algorithm), make)
+    built = build(config_for(algorithm, network=network), make)
     spec, policy = built.spec, algorithm.policy(built.spec)
     params = algorithm.trainer(spec).params(0)
     assert dict(params.shapes) == dict(policy.shapes), (

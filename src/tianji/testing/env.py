@@ -82,7 +82,9 @@ def _check_episodes(env: Env, twin: Env, steps: int) -> int:
             "everything from a generator that reset(seed) makes anew, share nothing between envs, "
             "and ignore the action of a step that only resets.",
         )
-        ended, seen = step.terminated | step.truncated, step.observation
+        over = step.score.ended  # where it is said, a lost life may terminate, and the game goes on
+        ended = step.terminated | step.truncated if over is None else over
+        seen = step.observation
         ends += int(ended.sum())
     return ends
 

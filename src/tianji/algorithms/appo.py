@@ -1,0 +1,96 @@
+"""Asynchronous PPO by IMPACT (Luo et al. 2020): ratios to a target network that moves seldom."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tianji import actor_critic, corrections
+from tianji.actor_critic import Batch, OnPolicy, Seen, Ways
+from tianji.algorithm import Count, Metrics, NotNegative, Positive, Spec
+from tianji.corrections import Estimate, Steps
+from tianji.optim import Flat
+from tianji.role import State
+from tianji.types import Array, Leaves, Rollout
+
+
+@dataclass(frozen=True)
+class APPO(OnPolicy):
+    """On-policy by name, off-policy by design: rollouts may be stale, and with reuse.window each is
+    consumed several times. V-trace makes the targets of values, for the target network's policy."""
+
+    name: ClassVar[str] = "appo"
+    corrects: ClassVar[tuple[str, ...]] = ("impact", "vtrace")
+
+    epochs: Count = 1
+    """passes over the batch in one update"""
+    minibatches: Count = 4
+    """parts into which each pass splits the batch, one optimizer step each"""
+    clip: Positive = 0.3
+    """how far the probability ratio may move the objective"""
+    value_clip: NotNegative = 0.0
+    """how far a value may move from the old one; 0: freely"""
+    target_every: Count = 2
+    """updates between copies to the target network"""
+    ratio_bound: Positive = 2.0
+    """what acted becomes the anchor where it is more than so many times likelier than the target"""
+
+    @property
+    def ways(self) -> Ways:
+        return Ways(self.epochs, self.minibatches, self.clip, self.value_clip)
+
+    def trainer(self, spec: Spec) -> Trainer:
+        return Trainer(self, spec)
+
+
+class Trainer(actor_critic.Trainer):
+    def __init__(self, hyper: APPO, spec: Spec) -> None:
+        super().__init__(hyper, spec)
+        self._every, self._bound = hyper.target_every, hyper.ratio_bound
+        self._target = copy.deepcopy(self._policy)
+        self._target_flat = Flat({"target": self._target})
+
+    def finish(self) -> Metrics:
+        metrics = super().finish()
+        if self._updates % self._every == 0:
+            self._follow()
+        return metrics
+
+    def networks(self) -> Leaves:
+        return super().networks() | self._target_flat.arrays()
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> None:
+        super().load_networks(arrays)
+        self._target_flat.load(arrays)
+
+    def state(self) -> State:
+        return super().state() | {"target": self._target_flat.copies()}
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        self._target_flat.load(state["target"])
+
+    def _estimate(
+        self, part: Rollout, seen: Seen, output: Tensor | None, steps: Steps
+    ) -> tuple[Estimate, Leaves]:
+        target, mu = self._log_prob(part, seen, network=self._target), part.extras["log_prob"]
+        return corrections.vtrace(target, mu, steps), {"behaviour": mu}
+
+    def _objective(self, log_pi: Tensor, batch: Batch) -> Tensor:
+        return corrections.impact(
+            log_pi,
+            batch["log_prob"],
+            batch["behaviour"],
+            batch["advantage"],
+            self._ways.clip,
+            self._bound,
+        )
+
+    def _follow(self) -> None:
+        online = self._optimizer.flat.arrays()
+        names = {name: name.replace("target.", "policy.", 1) for name in self._target_flat.names}
+        self._target_flat.load({name: online[own] for name, own in names.items()})

@@ -1,0 +1,482 @@
+"""Multi-agent deep deterministic policy gradients (Lowe et al. 2017): critics that see everything
+while learning, policies that act by what their agent sees."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tianji import networks
+from tianji.algorithm import (
+    Count,
+    Decision,
+    Fate,
+    Fraction,
+    Lanes,
+    Metrics,
+    NotNegative,
+    Positive,
+    Spec,
+)
+from tianji.env import Continuous, Discrete, MultiDiscrete
+from tianji.errors import Refusal
+from tianji.optim import Flat, Optimizer, mean_over
+from tianji.role import State, generator, generator_state, load_generator_state
+from tianji.store import Replay
+from tianji.team import Shared
+from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, leaf
+
+NEVER = -1e9
+"""the logit of an action that is not legal"""
+
+
+@dataclass(frozen=True)
+class MADDPG:
+    """Off-policy, for several agents with continuous or discrete actions."""
+
+    name: ClassVar[str] = "maddpg"
+    on_policy: ClassVar[bool] = False
+
+    learning_rate: Positive = 1e-3
+    """Adam's step size for the policies"""
+    critic_learning_rate: Positive = 1e-3
+    """Adam's step size for the critics"""
+    gamma: Fraction = 0.95
+    """discount per step"""
+    batch_size: Count = 1024
+    """steps that one update consumes"""
+    new_steps: Count = 100
+    """new steps for each update, resets counted; batch_size / new_steps is the replay ratio"""
+    capacity: Count = 200_000
+    """steps that replay holds, resets counted; rounded up to whole rollouts"""
+    warmup: Count = 2_048
+    """steps before the first update, resets counted"""
+    n_step: Count = 1
+    """rewards that a target sums before it bootstraps"""
+    tau: Fraction = 0.01
+    """share of the way that the target networks go at each update"""
+    share: bool = False
+    """one policy and one critic for all agents, who are told apart by a number in their input;
+    false: each has its own"""
+    noise: Literal["gaussian", "ou"] = "gaussian"
+    """added to continuous actions: new at every step, or Ornstein-Uhlenbeck's, which wanders"""
+    noise_start: NotNegative = 0.3
+    """deviation of the noise at the start, as a share of half the range of an action"""
+    noise_end: NotNegative = 0.1
+    """deviation at the end of the schedule"""
+    noise_steps: Count = 100_000
+    """env steps over which it falls"""
+    noise_pull: Fraction = 0.15
+    """how far the noise of "ou" goes back to 0 in a step"""
+    temperature: Positive = 1.0
+    """of the Gumbel-softmax that discrete actions are learnt by"""
+    regularise: NotNegative = 1e-3
+    """weight of the mean square of the policies' outputs, which keeps them from saturating"""
+    max_grad_norm: NotNegative = 0.5
+    """gradients of policies and of critics are scaled down to this norm; 0: never"""
+
+    def check(self, spec: Spec) -> None:
+        env = spec.env
+        if not env.agents:
+            raise Refusal(
+                f"maddpg learns for several agents, and {env.id} has one, so that there is nothing "
+                f'to centralise. Set algorithm.name = "sac" or "td3" for continuous actions, or '
+                f'"ppo" for any.'
+            )
+        if isinstance(env.action, MultiDiscrete):
+            raise Refusal(
+                f"maddpg chooses one action or a vector of reals for each agent; {env.id} wants "
+                f'several choices at once. Set algorithm.name = "mappo".'
+            )
+        if (
+            isinstance(env.action, Continuous)
+            and not np.isfinite([*env.action.low, *env.action.high]).all()
+        ):
+            raise Refusal(
+                f"maddpg scales its actions to their bounds, and {env.id} has actions without any, "
+                f"so that they would be infinite. Bound the env's action space, or set "
+                f'algorithm.name = "mappo".'
+            )
+        obs = env.observation["obs"]
+        if networks.kind(spec.network, leaf(obs.shape[1:], obs.dtype)) == "cnn":
+            raise Refusal(
+                f"maddpg's critics take vectors; {env.id} observes pictures, {obs.shape[1:]} for "
+                f'each agent. Set algorithm.name = "mappo" with critic = "own", or network.kind = '
+                f'"mlp" to take them as vectors.'
+            )
+        least = max(self.batch_size, self.n_step * spec.envs * spec.actors)
+        if self.warmup < least:
+            raise Refusal(
+                f"algorithm.warmup = {self.warmup} is too early: the first batch needs {least} "
+                f"steps (batch_size, and n_step of every env). Set warmup to {least} or more."
+            )
+        if self.capacity < self.warmup:
+            raise Refusal(
+                f"algorithm.capacity = {self.capacity} is less than warmup = {self.warmup}: the "
+                f"steps gathered first would be gone before the first update. Raise capacity."
+            )
+        if self.batch_size % spec.learners:
+            fit = max(1, round(self.batch_size / spec.learners)) * spec.learners
+            raise Refusal(
+                f"algorithm.batch_size = {self.batch_size} is no multiple of scale.learners = "
+                f"{spec.learners}, so that their shares could not be equal. Set batch_size to "
+                f"{fit}."
+            )
+
+    def steps_per_update(self, spec: Spec) -> int:
+        return self.new_steps
+
+    def warmup_steps(self, spec: Spec) -> int:
+        return self.warmup
+
+    def slots(self, spec: Spec) -> int:
+        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
+
+    def policy(self, spec: Spec) -> Policy:
+        return Policy(self, spec)
+
+    def store(self, spec: Spec, lanes: Lanes) -> Replay:
+        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
+
+    def trainer(self, spec: Spec) -> Trainer:
+        return Trainer(self, spec)
+
+    def deviation(self, version: int) -> float:
+        """Of the noise, by the env steps that a policy version stands for."""
+        share = min(1.0, version * self.new_steps / self.noise_steps)
+        return self.noise_start + share * (self.noise_end - self.noise_start)
+
+
+def _width(spec: Spec) -> int:
+    """Numbers of one agent's action, as a critic sees it."""
+    action = spec.env.action
+    return action.n if isinstance(action, Discrete) else action.leaf.shape[0]
+
+
+def _names(hyper: MADDPG, spec: Spec, kind: str) -> list[str]:
+    """Of the networks: one for all agents, or one for each."""
+    return [kind] if hyper.share else [f"{kind}.{agent}" for agent in spec.env.agents]
+
+
+def _seen(hyper: MADDPG, spec: Spec) -> Leaf:
+    """What a policy's network takes: what an agent observes and, where shared, which one it is."""
+    A, *shape = spec.env.observation["obs"].shape
+    return leaf((int(np.prod(shape)) + hyper.share * A,), np.float32)
+
+
+def _policies(hyper: MADDPG, spec: Spec) -> dict[str, nn.Module]:
+    mlp, seen = networks.MLP, _seen(hyper, spec)
+    return {n: mlp(spec.network, seen, _width(spec)) for n in _names(hyper, spec, "policy")}
+
+
+def _critics(hyper: MADDPG, spec: Spec) -> dict[str, nn.Module]:
+    """From the state, or all that agents observe, and all their actions to a value."""
+    observation, A = spec.env.observation, len(spec.env.agents)
+    world = observation.get("state", observation["obs"]).shape
+    seen = leaf((int(np.prod(world)) + A * _width(spec) + hyper.share * A,), np.float32)
+    return {n: networks.MLP(spec.network, seen, 1) for n in _names(hyper, spec, "critic")}
+
+
+def _shapes(policies: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
+    """What a snapshot holds: the parameters in their order, then the noise's deviation."""
+    return networks.shapes(policies) | {"noise": ()}
+
+
+def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Noise that makes the largest logit a draw from their softmax."""
+    drawn = rng.standard_exponential(shape, np.float32)
+    return -np.log(np.maximum(drawn, np.float32(1e-30)))
+
+
+class Policy:
+    """Each agent by what it observes: an action and noise, or a draw of one of n."""
+
+    extras: ClassVar[Layout] = {}
+
+    def __init__(self, hyper: MADDPG, spec: Spec) -> None:
+        modules, seen = _policies(hyper, spec), _seen(hyper, spec)
+        self._networks = [
+            networks.inference(spec.network, seen, module, name) for name, module in modules.items()
+        ]
+        self._hyper = hyper
+        self._agents, self._n = len(spec.env.agents), _width(spec)
+        self._which = np.eye(self._agents, dtype=np.float32)
+        self._wanders = isinstance(spec.env.action, Continuous) and hyper.noise == "ou"
+        self._middle: Array | None = None
+        if isinstance(spec.env.action, Continuous):
+            self._middle, self._half = _range(spec.env.action)
+        self._deviation = 0.0
+        self.shapes = _shapes(modules)
+
+    def initial(self, B: int) -> Leaves:
+        if not self._wanders:
+            return {}
+        return {"noise": np.zeros((B, self._agents, self._n), np.float32)}
+
+    def load(self, params: Params) -> None:
+        for network in self._networks:
+            network.load(params)
+        self._deviation = float(params["noise"])
+
+    def act(self, observation: Leaves, state: Leaves, rng: np.random.Generator | None) -> Decision:
+        output = self._outputs(observation["obs"])  # [B, A, n]
+        if self._middle is None:
+            if "mask" in observation:
+                output = np.where(observation["mask"], output, np.float32(NEVER))
+            if rng is not None:
+                output = output + _gumbel(rng, output.shape)
+            return Decision(output.argmax(axis=-1), state, {})
+        inside = np.tanh(output)
+        if rng is not None:
+            noise = rng.standard_normal(output.shape, np.float32) * np.float32(self._deviation)
+            if self._wanders:
+                noise += state["noise"] * np.float32(1 - self._hyper.noise_pull)
+                state = {"noise": noise}
+            inside = np.clip(inside + noise, -1, 1)
+        return Decision(self._middle + self._half * inside, state, {})
+
+    def _outputs(self, obs: Array) -> Array:
+        B, A = len(obs), self._agents
+        obs = obs.reshape(B, A, -1)
+        if self._hyper.share:
+            obs = np.concatenate([obs, np.broadcast_to(self._which, (B, A, A))], -1, dtype="f4")
+            return self._networks[0](obs.reshape(B * A, -1)).reshape(B, A, -1)
+        return np.stack([net(obs[:, i]) for i, net in enumerate(self._networks)], axis=1)
+
+
+def _range(action: Continuous) -> tuple[Array, Array]:
+    """The middle and half the range of an action."""
+    low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+    return (low + high) / 2, (high - low) / 2
+
+
+class Trainer:
+    """One gradient step of all critics, then one of all policies, on a batch from replay."""
+
+    def __init__(self, hyper: MADDPG, spec: Spec) -> None:
+        self._hyper, self._spec = hyper, spec
+        policies, critics = _policies(hyper, spec), _critics(hyper, spec)
+        rng = generator(spec.seed, "init")
+        for modules, last in ((policies, 0.01), (critics, 1.0)):
+            for module in modules.values():
+                networks.initialise(module, rng, 2**0.5, last=last)
+                module.to(spec.device)
+        self._policies, self._critics = list(policies.values()), list(critics.values())
+        self._target_policies = copy.deepcopy(self._policies)
+        self._target_critics = copy.deepcopy(self._critics)
+        first, second = _halves(spec.shared, policies)
+        norm, team = hyper.max_grad_norm, spec.team
+        self._policy_optimizer = Optimizer(policies, norm, team=team, shared=first)
+        self._critic_optimizer = Optimizer(critics, norm, team=team, shared=second)
+        self._target_policy = _flat("target_", policies, self._target_policies)
+        self._target_critic = _flat("target_", critics, self._target_critics)
+        self._params = Params(_shapes(policies))
+        self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
+        self._agents, self._n = len(spec.env.agents), _width(spec)
+        self._which = torch.eye(self._agents, device=spec.device)
+        self._mine = self._which.bool()[:, :, None, None]  # [critic, agent, N, n]
+        self._used = self._tensor(_used(spec)).unsqueeze(1)  # [A, 1, n]
+        self._updates = 0
+        self._part: Rollout | None = None
+
+    def take(self, part: Rollout) -> None:
+        self._policy_optimizer.refresh()
+        self._critic_optimizer.refresh()
+        self._part = part
+
+    def finish(self) -> Metrics:
+        assert self._part is not None
+        part, hyper = self._part, self._hyper
+        batch = self._batch(part)
+        alive = part.observation.get("alive")
+        rows = part.valid.size * self._agents if alive is None else int(alive[0].sum())
+        critic_loss, value = self._critic_loss(batch)
+        critic_norm = self._critic_optimizer.step(critic_loss, hyper.critic_learning_rate, rows)
+        self._freeze(True)  # what is learnt from here on is the policies' alone
+        policy_loss, spread = self._policy_loss(batch)
+        norm = self._policy_optimizer.step(policy_loss, hyper.learning_rate, rows)
+        self._freeze(False)
+        self._updates += 1
+        self._target_policy.data.lerp_(self._policy_optimizer.flat.data, hyper.tau)
+        self._target_critic.data.lerp_(self._critic_optimizer.flat.data, hyper.tau)
+        loss = [critic_loss.detach(), policy_loss.detach()]
+        told = torch.stack([*loss, value, spread, critic_norm, norm])
+        (told,) = mean_over(self._spec.team, told.unsqueeze(0), [rows])
+        names = "critic_loss", "policy_loss", "q_mean", "entropy", "critic_grad_norm", "grad_norm"
+        metrics = dict(zip(names, told.tolist(), strict=True))
+        if isinstance(self._spec.env.action, Continuous):
+            del metrics["entropy"]
+            metrics["noise"] = hyper.deviation(self._updates)
+        return metrics | {"learning_rate": hyper.learning_rate}
+
+    def params(self, version: int) -> Params:
+        np.copyto(self._params.flat[:-1], self._policy_optimizer.flat.array())
+        self._params["noise"][...] = self._hyper.deviation(version)
+        return self._params
+
+    def finite(self) -> bool:
+        return self._policy_optimizer.finite() and self._critic_optimizer.finite()
+
+    def networks(self) -> Leaves:
+        return {name: array for flat in self._flats() for name, array in flat.arrays().items()}
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> None:
+        for flat in self._flats():
+            flat.load(arrays)
+
+    def fates(self) -> Mapping[str, Fate]:
+        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
+        return fates | Optimizer.fates
+
+    def state(self) -> State:
+        return {
+            "policy": self._policy_optimizer.state(),
+            "critic": self._critic_optimizer.state(),
+            "target": self._target_policy.copies() | self._target_critic.copies(),
+            "rng": generator_state(self._rng),
+            "updates": self._updates,
+        }
+
+    def load_state(self, state: State) -> None:
+        self._policy_optimizer.load_state(state["policy"])
+        self._critic_optimizer.load_state(state["critic"])
+        self._target_policy.load(state["target"])
+        self._target_critic.load(state["target"])
+        load_generator_state(self._rng, state["rng"])
+        self._updates = state["updates"]
+
+    def _flats(self) -> tuple[Flat, ...]:
+        online = self._policy_optimizer.flat, self._critic_optimizer.flat
+        return *online, self._target_policy, self._target_critic
+
+    def _batch(self, part: Rollout) -> dict[str, Tensor]:
+        """Agents first: [A, N, ...], but what critics see of the world [N, ...]."""
+        observation = part.observation
+        obs = networks.floats(self._tensor(observation["obs"])).flatten(3)  # [2, N, A, W]
+        world = obs
+        if "state" in observation:
+            world = networks.floats(self._tensor(observation["state"]))
+        reward = self._tensor(part.reward[0])
+        own = reward.ndim == 2
+        batch = {
+            "reward": reward.T if own else reward.expand(self._agents, -1),
+            "discount": self._tensor(part.extras["discount"][0]),
+            "action": self._encoded(self._tensor(part.action[0])).swapaxes(0, 1),
+        }
+        for i, when in enumerate(("", "next_")):
+            batch[when + "obs"] = obs[i].swapaxes(0, 1)
+            batch[when + "world"] = world[i].flatten(1)
+            for name in ("mask", "alive"):
+                if name in observation:
+                    batch[when + name] = self._tensor(observation[name][i]).swapaxes(0, 1)
+        if own and "alive" in observation:
+            # With rewards of its own, an agent that has ended gets nothing more.
+            batch["discount"] = batch["discount"] * batch["next_alive"]
+        return batch
+
+    def _critic_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The squared temporal-difference error, and the mean value of what was done."""
+        with torch.no_grad():
+            chosen, _ = self._choose(
+                self._target_policies, batch["next_obs"], batch.get("next_mask")
+            )
+            following = self._values(self._target_critics, batch["next_world"], chosen)
+            target = batch["reward"] + batch["discount"] * following
+        value = self._values(self._critics, batch["world"], batch["action"])
+        alive = batch.get("alive")
+        error = functional.mse_loss(value, target, reduction="none")
+        return _mean(error, alive), _mean(value.detach(), alive)
+
+    def _policy_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Minus the value of what each agent would do where the others did what they did; and the
+        mean entropy of the choices."""
+        chosen, output = self._choose(self._policies, batch["obs"], batch.get("mask"))
+        actions = torch.where(self._mine, chosen.unsqueeze(0), batch["action"].unsqueeze(0))
+        value = self._values(self._critics, batch["world"], actions)
+        alive, legal = batch.get("alive"), output > NEVER / 2
+        size = torch.where(legal, output, 0.0).square().sum(-1) / legal.sum(-1).clamp(min=1)
+        loss = -_mean(value, alive) + self._hyper.regularise * _mean(size, alive)
+        log_p = torch.log_softmax(output.detach(), -1)
+        return loss, _mean(-(log_p.exp() * log_p).sum(-1), alive)
+
+    def _choose(
+        self, policies: Sequence[nn.Module], obs: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What policies would do, as critics see it, and their outputs, both [A, N, n]."""
+        output = self._each(policies, obs)
+        if isinstance(self._spec.env.action, Continuous):
+            return networks.tanh(output) * self._used, output
+        if mask is not None:
+            output = output.masked_fill(~mask, NEVER)
+        noise = self._tensor(_gumbel(self._rng, tuple(output.shape)))
+        soft = torch.softmax((output + noise) / self._hyper.temperature, -1)
+        hard = functional.one_hot(soft.argmax(-1), self._n)
+        return hard + soft - soft.detach(), output
+
+    def _values(self, critics: Sequence[nn.Module], world: Tensor, action: Tensor) -> Tensor:
+        """[A, N], of a world [N, S] and actions [A, N, n]; or [A, A, N, n], others by critic."""
+        A, N = self._agents, len(world)
+        joint = action.movedim(-3, -2).flatten(-2)  # [N, A n] or [A, N, A n]
+        seen = torch.cat([world.expand(A, N, -1), joint.expand(A, N, -1)], -1)
+        return self._each(critics, seen).squeeze(-1)
+
+    def _each(self, modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+        """[A, N, W] through the network of each agent, or through the one of all."""
+        if not self._hyper.share:
+            return torch.stack([module(of) for module, of in zip(modules, x, strict=True)])
+        A, N = x.shape[:2]
+        x = torch.cat([x, self._which.unsqueeze(1).expand(A, N, A)], -1)
+        output: Tensor = modules[0](x.flatten(0, 1))
+        return output.view(A, N, -1)
+
+    def _encoded(self, action: Tensor) -> Tensor:
+        """[N, A] or [N, A, n] as critics see them: one of n, or -1 to 1 within the bounds."""
+        if not isinstance(self._spec.env.action, Continuous):
+            return functional.one_hot(action, self._n).to(torch.float32)
+        middle, half = (self._tensor(x) for x in _range(self._spec.env.action))
+        inside = (action - middle) / half.clamp(min=1e-8)
+        return inside.clamp(-1, 1) * self._used.squeeze(1)
+
+    def _freeze(self, frozen: bool) -> None:
+        """Shall critics be left as they are?"""
+        for parameter in self._critic_optimizer.flat.names.values():
+            parameter.requires_grad_(not frozen)
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._spec.device)
+
+
+def _mean(x: Tensor, alive: Tensor | None) -> Tensor:
+    """Over the agents and steps that count."""
+    if alive is None:
+        return x.mean()
+    return torch.where(alive, x, 0.0).sum() / alive.sum().clamp(min=1)
+
+
+def _used(spec: Spec) -> Array:
+    """[A, n]: 1 for numbers of an action that an agent has, 0 for padding."""
+    n = _width(spec)
+    choices = spec.env.choices or (n,) * len(spec.env.agents)
+    return (np.arange(n) < np.array(choices)[:, None]).astype(np.float32)
+
+
+def _flat(prefix: str, modules: Mapping[str, nn.Module], others: Sequence[nn.Module]) -> Flat:
+    """The parameters of others, by the names of modules behind a prefix."""
+    return Flat({prefix + name: other for name, other in zip(modules, others, strict=True)})
+
+
+def _halves(
+    shared: Shared | None, first: Mapping[str, nn.Module]
+) -> tuple[Shared | None, Shared | None]:
+    """Shared memory for the parameters of `first`, and the rest of it for those of others."""
+    if shared is None:
+        return None, None
+    cut = Shared.size(sum(p.numel() for module in first.values() for p in module.parameters()))
+    return Shared(shared.flat[:cut], shared.first), Shared(shared.flat[cut:], shared.first)

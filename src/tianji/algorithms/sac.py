@@ -1,0 +1,268 @@
+"""Soft actor-critic (Haarnoja et al. 2018b): twin critics, and a temperature that tunes itself."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tianji import networks
+from tianji.algorithm import (
+    Count,
+    Decision,
+    Fate,
+    Fraction,
+    Lanes,
+    Metrics,
+    NotNegative,
+    Positive,
+    Spec,
+)
+from tianji.distributions import Squashed, bounds
+from tianji.optim import Flat, Optimizer, mean_over
+from tianji.role import State, generator, generator_state, load_generator_state
+from tianji.store import Replay, check_replay
+from tianji.types import Array, Layout, Leaves, Params, Rollout
+
+
+@dataclass(frozen=True)
+class SAC:
+    """Off-policy, for continuous actions; batches are drawn from replay."""
+
+    name: ClassVar[str] = "sac"
+    on_policy: ClassVar[bool] = False
+
+    learning_rate: Positive = 3e-4
+    """Adam's step size, of policy, critics and temperature"""
+    gamma: Fraction = 0.99
+    """discount per step"""
+    batch_size: Count = 256
+    """steps that one update consumes"""
+    new_steps: Count = 1
+    """new steps for each update, resets counted; batch_size / new_steps is the replay ratio"""
+    capacity: Count = 1_000_000
+    """steps that replay holds, resets counted; rounded up to whole rollouts"""
+    warmup: Count = 5_000
+    """steps before the first update, resets counted; their actions are random"""
+    n_step: Count = 1
+    """rewards that a target sums before it bootstraps; their entropies are left out"""
+    tau: Fraction = 0.005
+    """share of the way that the target critics go at each update"""
+    temperature: Positive = 1.0
+    """weight of the entropy beside the reward, at the start"""
+    tune: bool = True
+    """learn the temperature, so that the policy keeps the target entropy; false: it stays"""
+    target_entropy: float | None = None
+    """nats that the policy keeps, its actions scaled to -1..1; none: minus their dimensions"""
+    max_grad_norm: NotNegative = 0.0
+    """gradients are scaled down to this norm; 0: never"""
+
+    def check(self, spec: Spec) -> None:
+        bounds(self.name, spec.env)
+        check_replay(self, spec)
+
+    def steps_per_update(self, spec: Spec) -> int:
+        return self.new_steps
+
+    def warmup_steps(self, spec: Spec) -> int:
+        return self.warmup
+
+    def slots(self, spec: Spec) -> int:
+        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
+
+    def policy(self, spec: Spec) -> Policy:
+        return Policy(self, spec)
+
+    def store(self, spec: Spec, lanes: Lanes) -> Replay:
+        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
+
+    def trainer(self, spec: Spec) -> Trainer:
+        return Trainer(self, spec)
+
+
+def _module(spec: Spec, outputs: int) -> nn.Module:
+    """The policy's network."""
+    (module,) = networks.build(spec.network, spec.env.observation["obs"], outputs)
+    return module
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """What a snapshot holds: the parameters in their order, then whether to act at random."""
+    return networks.shapes({"policy": module}) | {"random": ()}
+
+
+class Policy:
+    """Draw from a squashed normal; before the first update, anywhere within the bounds."""
+
+    extras: ClassVar[Layout] = {}
+
+    def __init__(self, hyper: SAC, spec: Spec) -> None:
+        self._bounds = bounds(hyper.name, spec.env)
+        self._over = Squashed(len(self._bounds.reach))
+        module = _module(spec, self._over.width)
+        observation = spec.env.observation["obs"]
+        self._network = networks.inference(spec.network, observation, module, "policy")
+        self._random = True
+        self.shapes = _shapes(module)
+
+    def initial(self, B: int) -> Leaves:
+        return {}
+
+    def load(self, params: Params) -> None:
+        self._network.load(params)
+        self._random = bool(params["random"])
+
+    def act(self, observation: Leaves, state: Leaves, rng: np.random.Generator | None) -> Decision:
+        obs = observation["obs"]
+        if rng is None:
+            action = self._over.greedy(self._network(obs))
+        elif self._random:
+            action = rng.uniform(-1, 1, (len(obs), len(self._bounds.reach))).astype(np.float32)
+        else:
+            action = self._over.sample(self._network(obs), rng)
+        return Decision(self._bounds.outer(action), state, {})
+
+
+class Trainer:
+    """One step each of critics, policy and temperature on a batch from replay."""
+
+    def __init__(self, hyper: SAC, spec: Spec) -> None:
+        self._hyper, self._device, self._team = hyper, spec.device, spec.team
+        self._bounds = bounds(hyper.name, spec.env)
+        d = len(self._bounds.reach)
+        self._over = Squashed(d)
+        self._entropy = -float(d) if hyper.target_entropy is None else hyper.target_entropy
+        self._policy = _module(spec, self._over.width)
+        self._critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        rng = generator(spec.seed, "init")
+        networks.initialise(self._policy, rng, 2**0.5, last=0.01)
+        self._critics.initialise(rng, 2**0.5, last=1.0)
+        start = torch.tensor(math.log(hyper.temperature))
+        self._temperature = nn.ParameterDict({"log_alpha": nn.Parameter(start)})
+        modules = {
+            "policy": self._policy,
+            "critics": self._critics,
+            "temperature": self._temperature,
+        }
+        self._optimizers: dict[str, Optimizer] = {}
+        shared = spec.shared
+        for name, module in modules.items():
+            module.to(spec.device)
+            optimizer = Optimizer(
+                {name: module},
+                hyper.max_grad_norm,
+                team=spec.team,
+                shared=shared,
+                gradients=spec.gradients,
+            )
+            self._optimizers[name] = optimizer
+            shared = shared and shared.after(len(optimizer.flat.data))
+        self._log_alpha = self._temperature["log_alpha"]
+        self._target = copy.deepcopy(self._critics).requires_grad_(False)
+        self._target_flat = Flat({"target": self._target})
+        self._params = Params(_shapes(self._policy))
+        # All learners of a group draw the noise of the whole batch, and each takes its share.
+        self._rng = generator(spec.seed, "learner", spec.index("learner"))
+        share = hyper.batch_size // spec.learners
+        self._mine = slice(share * spec.learner, share * (spec.learner + 1))
+        self._part: Rollout | None = None
+
+    def take(self, part: Rollout) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.refresh()
+        self._part = part
+
+    def finish(self) -> Metrics:
+        assert self._part is not None
+        part, rate = self._part, self._hyper.learning_rate
+        rows = part.valid.size  # replay draws valid steps only
+        now, then = self._tensor(part.observation["obs"])  # each [N, ...]
+        action = self._tensor(self._bounds.inner(part.action[0]))  # [N, d]
+        later, here = self._tensor(self._noise(action.shape[1])[:, self._mine])
+        alpha = self._log_alpha.detach().exp()
+
+        target = self._targets(part, then, later, alpha)
+        values = self._critics(now, action)  # [2, N]
+        critic_loss = 0.5 * (values - target).square().mean(1).sum()
+        norm = self._optimizers["critics"].step(critic_loss, rate, rows)
+
+        chosen, log_prob = self._over.draw(self._policy(now), here)
+        self._critics.requires_grad_(False)
+        value = self._critics(now, chosen).amin(0)
+        policy_loss = (alpha * log_prob - value).mean()
+        self._optimizers["policy"].step(policy_loss, rate, rows)
+        self._critics.requires_grad_(True)
+
+        excess = (log_prob.detach() + self._entropy).mean()
+        if self._hyper.tune:
+            # By the log of alpha: the paper's gradient over alpha, so that a small one still moves.
+            loss = -self._log_alpha * excess
+            self._optimizers["temperature"].step(loss, rate, rows)
+        self._target_flat.data.lerp_(self._optimizers["critics"].flat.data, self._hyper.tau)
+
+        told = {
+            "loss": critic_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "q_mean": values.detach().mean(),
+            "entropy": self._entropy - excess,
+            "temperature": alpha,
+            "grad_norm": norm,
+        }
+        (means,) = mean_over(self._team, torch.stack(list(told.values())).unsqueeze(0), [rows])
+        return dict(zip(told, means.tolist(), strict=True)) | {"learning_rate": rate}
+
+    def params(self, version: int) -> Params:
+        np.copyto(self._params.flat[:-1], self._optimizers["policy"].flat.array())
+        self._params["random"][...] = version == 0
+        return self._params
+
+    def finite(self) -> bool:
+        return all(optimizer.finite() for optimizer in self._optimizers.values())
+
+    def networks(self) -> Leaves:
+        learnt = [optimizer.flat.arrays() for optimizer in self._optimizers.values()]
+        return {k: v for arrays in learnt for k, v in arrays.items()} | self._target_flat.arrays()
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.flat.load(arrays)
+        self._target_flat.load(arrays)
+
+    def fates(self) -> Mapping[str, Fate]:
+        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
+        return fates | Optimizer.fates
+
+    def state(self) -> State:
+        return {
+            "optimizers": {name: each.state() for name, each in self._optimizers.items()},
+            "target": self._target_flat.copies(),
+            "rng": generator_state(self._rng),
+        }
+
+    def load_state(self, state: State) -> None:
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state(state["optimizers"][name])
+        self._target_flat.load(state["target"])
+        load_generator_state(self._rng, state["rng"])
+
+    def _targets(self, part: Rollout, then: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
+        """r + discount (min Q'(s', a') - alpha log pi(a' | s')), [N]."""
+        reward = self._tensor(part.reward)[0]
+        discount = self._tensor(part.extras["discount"])[0]
+        with torch.no_grad():
+            action, log_prob = self._over.draw(self._policy(then), noise)
+            following: Tensor = self._target(then, action).amin(0) - alpha * log_prob
+            return reward + discount * following
+
+    def _noise(self, d: int) -> Array:
+        """Standard normal, for the actions that follow and for those here: [2, batch, d]."""
+        return self._rng.standard_normal((2, self._hyper.batch_size, d), np.float32)
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,259 @@
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tianji import networks
+from tianji.algorithm import (
+    Count,
+    Decision,
+    Fate,
+    Fraction,
+    Lanes,
+    Metrics,
+    NotNegative,
+    Positive,
+    Spec,
+)
+from tianji.distributions import bounds
+from tianji.optim import Flat, Optimizer, mean_over
+from tianji.role import State, generator, generator_state, load_generator_state
+from tianji.store import Replay, check_replay
+from tianji.types import Array, Layout, Leaves, Params, Rollout
+
+
+@dataclass(frozen=True)
+class TD3:
+    """Off-policy, for continuous actions; batches are drawn from replay."""
+
+    name: ClassVar[str] = "td3"
+    on_policy: ClassVar[bool] = False
+
+    learning_rate: Positive = 3e-4
+    """Adam's step size, of policy and critics"""
+    gamma: Fraction = 0.99
+    """discount per step"""
+    batch_size: Count = 256
+    """steps that one update consumes"""
+    new_steps: Count = 1
+    """new steps for each update, resets counted; batch_size / new_steps is the replay ratio"""
+    capacity: Count = 1_000_000
+    """steps that replay holds, resets counted; rounded up to whole rollouts"""
+    warmup: Count = 25_000
+    """steps before the first update, resets counted; their actions are random"""
+    n_step: Count = 1
+    """rewards that a target sums before it bootstraps"""
+    policy_every: Count = 2
+    """updates of the critics for each one of the policy and of all targets"""
+    tau: Fraction = 0.005
+    """share of the way that targets go at each update of the policy"""
+    exploration: NotNegative = 0.1
+    """deviation of the noise added to actions; they are scaled to -1..1"""
+    smoothing: NotNegative = 0.2
+    """deviation of the noise added to the actions that targets are valued with"""
+    smoothing_clip: NotNegative = 0.5
+    """how far that noise may reach"""
+    max_grad_norm: NotNegative = 0.0
+    """gradients are scaled down to this norm; 0: never"""
+
+    def check(self, spec: Spec) -> None:
+        bounds(self.name, spec.env)
+        check_replay(self, spec)
+
+    def steps_per_update(self, spec: Spec) -> int:
+        return self.new_steps
+
+    def warmup_steps(self, spec: Spec) -> int:
+        return self.warmup
+
+    def slots(self, spec: Spec) -> int:
+        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
+
+    def policy(self, spec: Spec) -> Policy:
+        return Policy(self, spec)
+
+    def store(self, spec: Spec, lanes: Lanes) -> Replay:
+        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
+
+    def trainer(self, spec: Spec) -> Trainer:
+        return Trainer(self, spec)
+
+
+def _module(spec: Spec, outputs: int) -> nn.Module:
+    """The policy's network; its action is tanh of what it gives."""
+    (module,) = networks.build(spec.network, spec.env.observation["obs"], outputs)
+    return module
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """What a snapshot holds: the parameters in their order, then whether to act at random."""
+    return networks.shapes({"policy": module}) | {"random": ()}
+
+
+class Policy:
+    """The network's action and some noise; before the first update, anywhere within the bounds."""
+
+    extras: ClassVar[Layout] = {}
+
+    def __init__(self, hyper: TD3, spec: Spec) -> None:
+        self._bounds = bounds(hyper.name, spec.env)
+        self._exploration = np.float32(hyper.exploration)
+        module = _module(spec, len(self._bounds.reach))
+        observation = spec.env.observation["obs"]
+        self._network = networks.inference(spec.network, observation, module, "policy")
+        self._random = True
+        self.shapes = _shapes(module)
+
+    def initial(self, B: int) -> Leaves:
+        return {}
+
+    def load(self, params: Params) -> None:
+        self._network.load(params)
+        self._random = bool(params["random"])
+
+    def act(self, observation: Leaves, state: Leaves, rng: np.random.Generator | None) -> Decision:
+        obs = observation["obs"]
+        if rng is not None and self._random:
+            drawn = rng.uniform(-1, 1, (len(obs), len(self._bounds.reach))).astype(np.float32)
+            return Decision(self._bounds.outer(drawn), state, {})
+        action = np.tanh(self._network(obs))
+        if rng is not None:
+            action += self._exploration * rng.standard_normal(action.shape, dtype=np.float32)
+        return Decision(self._bounds.outer(action), state, {})
+
+
+class Trainer:
+    """A step of the critics on a batch from replay, and now and then one of the policy."""
+
+    def __init__(self, hyper: TD3, spec: Spec) -> None:
+        self._hyper, self._device, self._team = hyper, spec.device, spec.team
+        self._bounds = bounds(hyper.name, spec.env)
+        d = len(self._bounds.reach)
+        self._policy = _module(spec, d)
+        self._critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        rng = generator(spec.seed, "init")
+        networks.initialise(self._policy, rng, 2**0.5, last=0.01)
+        self._critics.initialise(rng, 2**0.5, last=1.0)
+        modules = {"policy": self._policy, "critics": self._critics}
+        targets = {f"target_{name}": copy.deepcopy(module) for name, module in modules.items()}
+        self._optimizers: dict[str, Optimizer] = {}
+        shared = spec.shared
+        for name, module in modules.items():
+            module.to(spec.device)
+            optimizer = Optimizer(
+                {name: module},
+                hyper.max_grad_norm,
+                team=spec.team,
+                shared=shared,
+                gradients=spec.gradients,
+            )
+            self._optimizers[name] = optimizer
+            shared = shared and shared.after(len(optimizer.flat.data))
+        self._targets: dict[str, Flat] = {}
+        for name, module in targets.items():
+            module.to(spec.device).requires_grad_(False)
+            self._targets[name] = Flat({name: module})
+        self._target_policy, self._target_critics = targets.values()
+        self._params = Params(_shapes(self._policy))
+        # All learners of a group draw the noise of the whole batch, and each takes its share.
+        self._rng = generator(spec.seed, "learner", spec.index("learner"))
+        share = hyper.batch_size // spec.learners
+        self._mine = slice(share * spec.learner, share * (spec.learner + 1))
+        self._updates = 0
+        self._policy_loss = torch.zeros((), device=spec.device)
+        """of the policy's last step"""
+        self._part: Rollout | None = None
+
+    def take(self, part: Rollout) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.refresh()
+        self._part = part
+
+    def finish(self) -> Metrics:
+        assert self._part is not None
+        part, rate = self._part, self._hyper.learning_rate
+        rows = part.valid.size  # replay draws valid steps only
+        now, then = self._tensor(part.observation["obs"])  # each [N, ...]
+        action = self._tensor(self._bounds.inner(part.action[0]))  # [N, d]
+        values = self._critics(now, action)  # [2, N]
+        loss = (values - self._values(part, then)).square().mean(1).sum()
+        norm = self._optimizers["critics"].step(loss, rate, rows)
+        self._updates += 1
+        if self._updates % self._hyper.policy_every == 0:
+            self._critics.requires_grad_(False)
+            policy_loss = -self._critics(now, torch.tanh(self._policy(now)), heads=1).mean()
+            self._optimizers["policy"].step(policy_loss, rate, rows)
+            self._critics.requires_grad_(True)
+            self._policy_loss = policy_loss.detach()
+            for name, optimizer in self._optimizers.items():
+                target = self._targets[f"target_{name}"]
+                target.data.lerp_(optimizer.flat.data, self._hyper.tau)
+        told = torch.stack([loss.detach(), self._policy_loss, values.detach().mean(), norm])
+        (told,) = mean_over(self._team, told.unsqueeze(0), [rows])
+        names = ("loss", "policy_loss", "q_mean", "grad_norm")
+        return dict(zip(names, told.tolist(), strict=True)) | {"learning_rate": rate}
+
+    def params(self, version: int) -> Params:
+        np.copyto(self._params.flat[:-1], self._optimizers["policy"].flat.array())
+        self._params["random"][...] = version == 0
+        return self._params
+
+    def finite(self) -> bool:
+        return all(optimizer.finite() for optimizer in self._optimizers.values())
+
+    def networks(self) -> Leaves:
+        flats = [*(optimizer.flat for optimizer in self._optimizers.values()),
+                 *self._targets.values()]  # fmt: skip
+        return {name: array for flat in flats for name, array in flat.arrays().items()}
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.flat.load(arrays)
+        for target in self._targets.values():
+            target.load(arrays)
+
+    def fates(self) -> Mapping[str, Fate]:
+        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
+        return fates | Optimizer.fates
+
+    def state(self) -> State:
+        return {
+            "optimizers": {name: each.state() for name, each in self._optimizers.items()},
+            "targets": {name: flat.copies() for name, flat in self._targets.items()},
+            "updates": self._updates,
+            "policy_loss": float(self._policy_loss),
+            "rng": generator_state(self._rng),
+        }
+
+    def load_state(self, state: State) -> None:
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state(state["optimizers"][name])
+        for name, target in self._targets.items():
+            target.load(state["targets"][name])
+        self._updates = state["updates"]
+        self._policy_loss.fill_(state["policy_loss"])
+        load_generator_state(self._rng, state["rng"])
+
+    def _values(self, part: Rollout, then: Tensor) -> Tensor:
+        """r + discount min Q'(s', pi'(s') + noise), [N]."""
+        hyper, d = self._hyper, len(self._bounds.reach)
+        reward = self._tensor(part.reward)[0]
+        discount = self._tensor(part.extras["discount"])[0]
+        drawn = self._rng.standard_normal((hyper.batch_size, d), np.float32)[self._mine]
+        reach = hyper.smoothing_clip
+        noise = self._tensor(drawn).mul_(hyper.smoothing).clamp_(-reach, reach)
+        with torch.no_grad():
+            action = (torch.tanh(self._target_policy(then)) + noise).clamp(-1.0, 1.0)
+            following: Tensor = self._target_critics(then, action).amin(0)
+            return reward + discount * following
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
