@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 CONFIG ?= configs/ppo_cartpole.toml
 SOAK_SECONDS ?= 600
 
-.PHONY: install train test test-all check format lint types chaos soak clean
+.PHONY: install train test test-all check format lint types chaos soak smax clean
 
 install: $(READY)
 
@@ -46,5 +46,16 @@ chaos: $(READY)
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
+# JaxMARL wants an older gymnasium than the rest, so SMAX has an environment of its own.
+SMAX   := .venv-smax
+smax: $(SMAX)/.ready
+	$(SMAX)/bin/python -m pytest tests/test_envs_smac.py
+
+$(SMAX)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SMAX)
+	$(SMAX)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(SMAX)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,smax]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(SMAX)

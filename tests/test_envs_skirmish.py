@@ -278,3 +278,28 @@ def test_a_picture_shows_both_teams():
 def test_an_unknown_battle_is_refused_with_the_nearest():
     with pytest.raises(Refusal, match="3m"):
         make_env("skirmish/3n", 1, {})
+
+
+def test_the_checker_notices_a_mask_that_allows_nothing():
+    class Paralysed(Skirmish):
+        def _observe(self):
+            seen = super()._observe()
+            seen["mask"] = seen["mask"] & False
+            return seen
+
+    with pytest.raises(AssertionError, match="allows no action at all"):
+        check_env(lambda n: Paralysed(n, "3m"), steps=5)
+
+
+def test_a_share_of_lapses_that_is_none_is_refused():
+    with pytest.raises(Refusal, match="between 0 and 1"):
+        make_env("skirmish/3m", 1, {"lapses": 1.5})
+
+
+def test_enemies_that_always_lapse_do_nothing():
+    env = make_env("skirmish/3m", 1, {"lapses": 1.0})
+    env.reset(0)
+    before = env.state()["place"][:, 3:]
+    for _ in range(20):
+        env.step(np.full((1, 3), STOP))
+    np.testing.assert_array_equal(env.state()["place"][:, 3:], before)

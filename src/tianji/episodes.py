@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class Episodes:
             done = slot[:-1, mine], row[:-1, mine], env[mine]
             for name, array in leaves.items():
                 if name == "observation.obs" and K > 1:
-                    array[:, mine] = _stacks(memory["observation.obs"], memory, seen)
+                    array[:, mine] = _stacks(memory, seen)
                 else:
                     at = seen if name.startswith("observation.") else done
                     array[:, mine] = memory[name][at]
@@ -184,11 +184,10 @@ def _ended(began: Array, which: Array, end: int) -> Array:
     return np.stack([envs, first, end - first, np.zeros_like(envs)], axis=1)
 
 
-def _stacks(newest: Array, memory: object, at: tuple[Array, Array, Array]) -> Array:
+def _stacks(memory: Mapping[str, Array], at: tuple[Array, Array, Array]) -> Array:
     """The stacks of pictures at places [L, N] of a lane's observations."""
-    assert isinstance(memory, dict)
     flat = at[0].ravel(), at[1].ravel(), at[2].ravel()
-    older = memory["once.frames"]
+    newest, older = memory["observation.obs"], memory["once.frames"]
     stacks = np.empty((at[0].size, older.shape[2] + 1, *newest.shape[3:]), newest.dtype)
     frames.gather(newest, older, memory["valid"], flat, stacks)
     return stacks.reshape(*at[0].shape, *stacks.shape[1:])

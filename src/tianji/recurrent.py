@@ -26,7 +26,7 @@ class Recurrent(nn.Module):
         """Outputs [T, N, n] and the state after the last row, from x [T, N, inputs], the state
         before row 0 [N, hidden], and restart [T, N] bool: before row t, the state becomes zero."""
         x = torch.relu(self.encoder(x))
-        # One call for all rows between two restarts: a call for every row takes twice the time.
+        # One call for all rows between two restarts: a call for every row takes 1.7 times as long.
         cuts = restart.any(dim=1).nonzero().flatten().tolist()
         edges = [0, *(t for t in cuts if t > 0), len(x)]
         pieces = []
@@ -52,7 +52,8 @@ class Recurrent(nn.Module):
 
 
 class NumpyRecurrent:
-    """The same network in numpy, for one row of time: a third of torch's time for small N."""
+    """The same network in numpy, for one row of time: in a third (12 rows) to two thirds (192) of
+    torch's time."""
 
     def __init__(self, prefix: str) -> None:
         """`prefix`: the module's name among the params that `load` is given."""

@@ -77,7 +77,12 @@ class Skirmish:
     """B battles that are stepped together. The agents are the allies; each enemy attacks the ally
     that is nearest to it, or walks up to it."""
 
-    def __init__(self, num_envs: int, name: str) -> None:
+    def __init__(self, num_envs: int, name: str, lapses: float = 0.1) -> None:
+        """`lapses`: share of its steps in which an enemy does nothing; 0 is the hardest."""
+        if not 0.0 <= lapses <= 1.0:
+            raise Refusal(
+                f"lapses = {lapses} is no share of an enemy's steps. Set it between 0 and 1."
+            )
         if name not in MAPS:
             raise Refusal(
                 f'"skirmish/{name}" is no known battle, so there is nobody to fight.'
@@ -105,7 +110,7 @@ class Skirmish:
         all_health = self._health_max[self._A :].sum() + self._shield_max[self._A :].sum()
         self._scale = MOST / (all_health + self._E * KILL + WIN)
         self._n = ATTACK + self._E
-        self._limit = limit
+        self._limit, self._lapses = limit, lapses
         self.num_envs = num_envs
         each = 5 + self._shields + self._types.shape[1]
         obs = 4 + (self._E + self._A - 1) * each + each - 4
@@ -152,9 +157,9 @@ class Skirmish:
             )
         enemies = np.s_[:, self._A :]
         before = self._health[enemies] + self._shield[enemies]
-        target, attacks = self._orders(action)
+        orders = self._orders(action)
         for _ in range(LOOPS // TICK):
-            self._fight(action, target, attacks)
+            self._fight(action, *orders)
         after = self._health[enemies] + self._shield[enemies]
         kills = np.count_nonzero((before > 0) & (after <= 0), axis=1)
         won = ~(after > 0).any(axis=1)
@@ -219,27 +224,31 @@ class Skirmish:
         self._last[which] = NOTHING
         self._clock[which] = 0
 
-    def _orders(self, action: Array) -> tuple[Array, Array]:
-        """[B, U]: at whom each unit aims in this step, and whether it may attack. An enemy aims at
-        the nearest ally; like an agent, it attacks only whom it had near when the step began, and
-        walks up to whom it had not."""
+    def _orders(self, action: Array) -> tuple[Array, Array, Array]:
+        """[B, U]: at whom each unit aims in this step, whether it is after it, and whether it may
+        attack it. An enemy aims at the nearest ally; like an agent, it attacks only whom it had
+        near when the step began, and walks up to whom it had not."""
         A, place = self._A, self._place
         apart = place[:, None, :A] - place[:, A:, None]
         far = np.einsum("beax,beax->bea", apart, apart)
         far[np.broadcast_to(self._health[:, None, :A] <= 0, far.shape)] = np.inf
         told = action >= ATTACK
         aims = np.where(told, action - ATTACK + A, 0), far.argmin(axis=2)
+        heeds = self._rng.random(far.shape[:2]) >= self._lapses
         near = far.min(axis=2) <= SHOOT**2
-        return np.concatenate(aims, axis=1), np.concatenate([told, near], axis=1)
+        return (
+            np.concatenate(aims, axis=1),
+            np.concatenate([told, heeds], axis=1),
+            np.concatenate([told, near], axis=1),
+        )
 
-    def _fight(self, action: Array, target: Array, attacks: Array) -> None:
+    def _fight(self, action: Array, target: Array, after: Array, attacks: Array) -> None:
         """All units do what they were told for a tick, at the same time."""
         A, place = self._A, self._place
         alive = self._health > 0
         way = np.take_along_axis(place, target[..., None], axis=1) - place
         distance = np.sqrt(np.einsum("bux,bux->bu", way, way))
-        busy = alive & np.take_along_axis(alive, target, axis=1)
-        busy[:, :A] &= attacks[:, :A]
+        busy = after & alive & np.take_along_axis(alive, target, axis=1)
         near = distance <= self._reach
         self._wait -= TICK
         fires = busy & near & attacks & (self._wait <= 0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -126,32 +129,16 @@ class Smax:
 
     def __init__(self, num_envs: int, name: str, **options: Any) -> None:
         """`options` are SMAX's, such as max_steps."""
-        self._jax, jaxmarl = _jax(name)
-        maps = importlib.import_module("jaxmarl.environments.smax.smax_env").MAP_NAME_TO_SCENARIO
-        if name not in maps:
-            raise Refusal(
-                f"SMAX has no map {name}, so there is nobody to fight. Known: "
-                f"{', '.join(sorted(maps))}."
-            )
-        try:
-            self._smax = jaxmarl.make("HeuristicEnemySMAX", scenario=maps[name], **options)
-        except TypeError as error:
-            raise Refusal(
-                f"env.kwargs = {options} does not fit smax/{name}: {error}. Correct env.kwargs."
-            ) from error
-        smax = self._smax
-        self._names = list(smax.agents)
-        self._n, self._limit = int(smax.num_ally_actions), int(smax.max_steps)
+        self._calls = calls = _compiled(name, num_envs, tuple(sorted(options.items())))
+        self._limit = int(calls.smax.max_steps)
         self.num_envs = num_envs
         self.spec = EnvSpec(
             f"smax/{name}",
-            _layout(len(self._names), int(smax.obs_size), int(smax.state_size), self._n),
-            Discrete(self._n),
+            _layout(len(calls.names), calls.smax.obs_size, calls.smax.state_size, calls.actions),
+            Discrete(calls.actions),
             self._limit,
-            agents=tuple(self._names),
+            agents=tuple(calls.names),
         )
-        self._first = self._jax.jit(self._begin)
-        self._go_on = self._jax.jit(self._advance)
         self._key: Any = None
         self._battles: Any = None
         self._ended = np.zeros(num_envs, np.bool_)
@@ -159,12 +146,12 @@ class Smax:
 
     def reset(self, seed: int) -> Leaves:
         self._ended[:], self._clock[:] = False, 0
-        self._key, self._battles, seen = self._first(self._jax.random.PRNGKey(seed))
+        self._key, self._battles, seen = self._calls.begin(self._calls.jax.random.PRNGKey(seed))
         return self._leaves(seen)
 
     def step(self, action: Array) -> TimeStep:
         valid = ~self._ended
-        self._key, self._battles, seen, reward, won, lost = self._go_on(
+        self._key, self._battles, seen, reward, won, lost = self._calls.advance(
             self._key, self._battles, action.astype(np.int32), self._ended
         )
         won, lost = np.array(won), np.array(lost)
@@ -184,7 +171,7 @@ class Smax:
         pass
 
     def state(self) -> State:
-        leaves = self._jax.tree.leaves((self._key, self._battles))
+        leaves = self._calls.jax.tree.leaves((self._key, self._battles))
         return {
             "leaves": {str(i): np.array(x) for i, x in enumerate(leaves)},
             "ended": self._ended.copy(),
@@ -194,57 +181,86 @@ class Smax:
     def load_state(self, state: State) -> None:
         if self._battles is None:
             self.reset(0)
-        form = self._jax.tree.structure((self._key, self._battles))
-        leaves = [state["leaves"][str(i)] for i in range(len(state["leaves"]))]
-        arrays = [self._jax.numpy.asarray(x) for x in leaves]
-        self._key, self._battles = self._jax.tree.unflatten(form, arrays)
+        jax = self._calls.jax
+        form = jax.tree.structure((self._key, self._battles))
+        leaves = [jax.numpy.asarray(state["leaves"][str(i)]) for i in range(len(state["leaves"]))]
+        self._key, self._battles = jax.tree.unflatten(form, leaves)
         self._ended[:], self._clock[:] = state["ended"], state["clock"]
-
-    def _begin(self, key: Any) -> tuple[Any, Any, Any]:
-        """First battles; compiled."""
-        key, own = self._jax.random.split(key)
-        seen, battles = self._jax.vmap(self._smax.reset)(self._keys(own))
-        return key, self._strong(battles), self._seen(seen, battles)
-
-    def _advance(self, key: Any, battles: Any, action: Any, ended: Any) -> tuple[Any, ...]:
-        """A step of all battles, or a new one where the last has ended; compiled."""
-        jax, numpy = self._jax, self._jax.numpy
-        key, one, other = jax.random.split(key, 3)
-        actions = {name: action[:, i] for i, name in enumerate(self._names)}
-        seen, then, reward, _, _ = jax.vmap(self._smax.step_env)(self._keys(one), battles, actions)
-        first_seen, first = jax.vmap(self._smax.reset)(self._keys(other))
-
-        def choose(new: Any, old: Any) -> Any:
-            return numpy.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
-        alive = then.state.unit_alive
-        lost = ~alive[:, : len(self._names)].any(axis=1)
-        won = ~alive[:, len(self._names) :].any(axis=1)
-        seen, then = jax.tree.map(choose, (first_seen, first), (seen, then))
-        told = self._seen(seen, then), reward[self._names[0]], won, lost
-        return key, self._strong(then), *told
-
-    def _strong(self, battles: Any) -> Any:
-        """The same with types that no later step changes, which would compile it again."""
-        convert = self._jax.lax.convert_element_type
-        return self._jax.tree.map(lambda x: convert(x, x.dtype), battles)
-
-    def _keys(self, key: Any) -> Any:
-        return self._jax.random.split(key, self.num_envs)
-
-    def _seen(self, seen: Any, battles: Any) -> Any:
-        numpy = self._jax.numpy
-        masks = self._jax.vmap(self._smax.get_avail_actions)(battles)
-        return {
-            "obs": numpy.stack([seen[name] for name in self._names], axis=1),
-            "state": seen["world_state"],
-            "mask": numpy.stack([masks[name] for name in self._names], axis=1) > 0,
-            "alive": battles.state.unit_alive[:, : len(self._names)],
-        }
 
     def _leaves(self, seen: Any) -> Leaves:
         layout = self.spec.observation
         return {name: np.array(x, layout[name].dtype) for name, x in seen.items()}
+
+
+class Compiled:
+    """A map of SMAX, and what steps B battles in it: compiled once, at the first call."""
+
+    def __init__(self, name: str, num_envs: int, options: dict[str, Any]) -> None:
+        self.jax, jaxmarl = _jax(name)
+        maps = importlib.import_module("jaxmarl.environments.smax.smax_env").MAP_NAME_TO_SCENARIO
+        if name not in maps:
+            raise Refusal(
+                f"SMAX has no map {name}, so there is nobody to fight. Known: "
+                f"{', '.join(sorted(maps))}."
+            )
+        try:
+            self.smax = jaxmarl.make("HeuristicEnemySMAX", scenario=maps[name], **options)
+        except TypeError as error:
+            raise Refusal(
+                f"env.kwargs = {options} does not fit smax/{name}: {error}. Correct env.kwargs."
+            ) from error
+        self.names = list(self.smax.agents)
+        self.actions = int(self.smax.num_ally_actions)
+        self._B = num_envs
+        self.begin = self.jax.jit(self._begin)
+        self.advance = self.jax.jit(self._advance)
+
+    def _begin(self, key: Any) -> tuple[Any, Any, Any]:
+        """First battles."""
+        key, own = self.jax.random.split(key)
+        seen, battles = self.jax.vmap(self.smax.reset)(self._keys(own))
+        return key, self._strong(battles), self._seen(seen, battles)
+
+    def _advance(self, key: Any, battles: Any, action: Any, ended: Any) -> tuple[Any, ...]:
+        """A step of all battles, or a new one where the last has ended."""
+        jax, A = self.jax, len(self.names)
+        key, one, other = jax.random.split(key, 3)
+        actions = {name: action[:, i] for i, name in enumerate(self.names)}
+        seen, then, reward, _, _ = jax.vmap(self.smax.step_env)(self._keys(one), battles, actions)
+        first_seen, first = jax.vmap(self.smax.reset)(self._keys(other))
+        alive = then.state.unit_alive
+        won, lost = ~alive[:, A:].any(axis=1), ~alive[:, :A].any(axis=1)
+
+        def choose(new: Any, old: Any) -> Any:
+            return jax.numpy.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        seen, then = jax.tree.map(choose, (first_seen, first), (seen, then))
+        told = self._seen(seen, then), reward[self.names[0]], won, lost
+        return key, self._strong(then), *told
+
+    def _strong(self, battles: Any) -> Any:
+        """The same with types that no later step changes, which would compile it again."""
+        convert = self.jax.lax.convert_element_type
+        return self.jax.tree.map(lambda x: convert(x, x.dtype), battles)
+
+    def _keys(self, key: Any) -> Any:
+        return self.jax.random.split(key, self._B)
+
+    def _seen(self, seen: Any, battles: Any) -> Any:
+        stack = self.jax.numpy.stack
+        masks = self.jax.vmap(self.smax.get_avail_actions)(battles)
+        return {
+            "obs": stack([seen[name] for name in self.names], axis=1),
+            "state": seen["world_state"],
+            "mask": stack([masks[name] for name in self.names], axis=1) > 0,
+            "alive": battles.state.unit_alive[:, : len(self.names)],
+        }
+
+
+@functools.cache
+def _compiled(name: str, num_envs: int, options: tuple[tuple[str, Any], ...]) -> Compiled:
+    """The same for all envs of this process that are alike: to compile takes many seconds."""
+    return Compiled(name, num_envs, dict(options))
 
 
 def _layout(agents: int, obs: int, state: int, actions: int) -> dict[str, Any]:
@@ -271,7 +287,8 @@ def _starcraft(name: str) -> Any:
 def _jax(name: str) -> tuple[Any, Any]:
     """The packages jax and jaxmarl."""
     try:
-        return importlib.import_module("jax"), importlib.import_module("jaxmarl")
+        with contextlib.redirect_stdout(sys.stderr):  # it greets, where results are read
+            return importlib.import_module("jax"), importlib.import_module("jaxmarl")
     except ImportError as error:
         raise Refusal(
             f"smax/{name} needs JaxMARL, which is not installed, so no step can be made: {error}. "
