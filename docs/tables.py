@@ -262,7 +262,7 @@ def fates() -> str:
         trainer = joined.config.algorithm.trainer(joined.spec)
         for leaf, fate in trainer.fates().items():
             group, _, rest = leaf.partition(".")
-            many = rest.startswith(("layers.", "weights.", "biases."))
+            many = "." in rest and group not in ("obs", "return", "state", "value_moments")
             short = f"`{group}.*`" if many else f"`{leaf}`"
             if short not in found[fate]:
                 found[fate].append(short)
@@ -272,7 +272,7 @@ def fates() -> str:
 
 def _some_run(algorithm: str) -> Topology:
     """Of an algorithm, in the first of some envs that it can act in."""
-    for env in ("CartPole-v1", "Pendulum-v1"):
+    for env in ("CartPole-v1", "Pendulum-v1", "mpe/simple_spread", "skirmish/3m"):
         tree = {"env": {"id": env}, "algorithm": {"name": algorithm}, "stop": {"updates": 1}}
         with contextlib.suppress(Refusal):
             return topology(load_config(tree))

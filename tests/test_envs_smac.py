@@ -227,7 +227,7 @@ def test_a_missing_game_is_refused_with_what_to_install(starcraft, monkeypatch):
         raise FileNotFoundError("/root/StarCraftII")
 
     monkeypatch.setattr(Game, "reset", missing)
-    with pytest.raises(Refusal, match="StarCraft II itself.*SC2PATH"):
+    with pytest.raises(Refusal, match=r"StarCraft II itself.*SC2PATH"):
         make_env("smac/3m", 1, {}).reset(0)
 
 

@@ -280,7 +280,8 @@ class Pair(Toy):
 
     def _mask(self) -> Array:
         legal = np.arange(self._n) != self._x[..., 1:]
-        return np.where(self._alive()[..., None], legal, np.arange(self._n) == 0)
+        mask: Array = np.where(self._alive()[..., None], legal, np.arange(self._n) == 0)
+        return mask
 
     def _advance(self, action: Array) -> tuple[Array, Array]:
         chosen = np.take_along_axis(self._mask(), action[..., None], -1)[..., 0]
