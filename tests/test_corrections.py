@@ -1,10 +1,14 @@
 """Corrections against staleness: each against its formula, and where they are one."""
 
+import typing
+
 import numpy as np
 import pytest
 import torch
 
 from tianji import corrections
+from tianji.algorithm import ALGORITHMS, algorithm_class
+from tianji.config import RelaxConfig
 from tianji.corrections import Steps
 from tianji.returns import gae
 
@@ -153,3 +157,11 @@ def test_the_policy_gradient_is_that_of_the_clipped_objective_where_the_policy_a
         objective(pi, pi.detach()).sum().backward()
         grads.append(pi.grad)
     torch.testing.assert_close(*grads)
+
+
+def test_a_config_knows_the_words_of_corrections_and_algorithms_no_others():
+    (words, _) = typing.get_args(typing.get_type_hints(RelaxConfig)["correct"])
+    assert typing.get_args(words) == corrections.KNOWN
+    for name, where in ALGORITHMS.items():
+        if isinstance(where, str):
+            assert set(getattr(algorithm_class(name), "corrects", ())) <= set(corrections.KNOWN)

@@ -16,6 +16,8 @@ TOYS = {
     "chain from anywhere": lambda n: Chain(n, n=4, limit=9, anywhere=True),
     "target": lambda n: Target(n, every=3),
     "recall": lambda n: Recall(n, n=3, delay=2),
+    "pair": lambda n: Pair(n, n=3, length=5),
+    "pair, each with its own reward": lambda n: Pair(n, n=3, length=5, own_rewards=True),
 }
 
 
