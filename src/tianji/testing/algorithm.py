@@ -284,9 +284,7 @@ def _check_extremes(
         _check_no_steps(algorithm, make, network)
 
 
-def _check_no_steps(
-    algorithm: Algorithm, make: Callable[[int], Env], network: Network
-) -> None:
+def _check_no_steps(algorithm: Algorithm, make: Callable[[int], Env], network: Network) -> None:
     """A batch of rows that only reset their envs is learnt from without harm."""
     built = build(config_for(algorithm, network=network), make)
     joined, trainer = built.topology, algorithm.trainer(built.spec)
