@@ -12,12 +12,8 @@ QUICK = {"ppo_cartpole", "dqn_cartpole", "ppo_pendulum", "a3c_cartpole"}
 NEEDS = {"qmix_smax_3m": "jaxmarl"}
 """packages that only some configs need, and that have an environment of their own"""
 
-HOURS = {"dqn_breakout_minatar", "dqn_pong", "ppo_halfcheetah", "ppo_pong"}
-"""configs that need hours on two cores: `benchmarks/shipped.py NAME` runs them"""
-
-
-HOURS = {"sac_halfcheetah"}
-"""configs that take longer than a test may"""
+HOURS = {"dqn_breakout_minatar", "dqn_pong", "ppo_halfcheetah", "ppo_pong", "sac_halfcheetah"}
+"""configs that take longer than a test may: `benchmarks/learning.py NAME` runs them"""
 
 
 def reaches(name, seed, tmp_path):
