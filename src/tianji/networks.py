@@ -119,9 +119,12 @@ class MLP(nn.Module):
 
 
 class Features(nn.Sequential):
-    """Convolutions of pictures, to `width` float32 numbers."""
+    """Convolutions of pictures, to `width` float32 numbers: large ones as in Mnih et al. 2015,
+    small ones as in Young and Tian 2019. On a CPU they take channels last and compute at the
+    network's precision."""
 
-    def __init__(self, observation: Leaf) -> None:
+    def __init__(self, network: Network, observation: Leaf, whole: bool = True) -> None:
+        """`whole`: with the linear layer that follows the convolutions."""
         picture = Picture(observation.shape)
         large = _sides(observation) >= SMALLEST_LARGE_PICTURE
         layers: list[nn.Module]
@@ -140,20 +143,30 @@ class Features(nn.Sequential):
         layers = [picture, *layers, nn.Flatten()]
         with torch.no_grad():
             flat = nn.Sequential(*layers)(torch.zeros(1, *observation.shape)).shape[1]
-        super().__init__(*layers, nn.Linear(flat, width), nn.ReLU())
-        self.width = width
+        after = [nn.Linear(flat, width), nn.ReLU()] if whole else []
+        super().__init__(*layers, *after)
+        self.width, self.following = (width if whole else flat), width
+        self._channels_last = True
+        self._autocasts = network.precision == "bfloat16"
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self:
-            x = layer(x)
+        picture, *layers = self
+        x = picture(x)
+        on_cpu = x.device.type == "cpu"
+        if on_cpu and self._channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cpu", torch.bfloat16, enabled=on_cpu and self._autocasts):
+            for layer in layers:
+                x = layer(x)
         return x.float()
 
     def quicken(self, precision: str, scaled: bool) -> None:
-        """Compute at this precision; if `scaled`, take for granted that `first` was made smaller,
-        so that bytes need not be."""
+        """For answers alone: hold weights at this precision; if `scaled`, take for granted that
+        `first` was made smaller, so that bytes need not be."""
         picture = self[0]
         assert isinstance(picture, Picture)
         picture.scaled = scaled
+        self._autocasts, self._channels_last = False, precision != "float32"
         if precision == "bfloat16":
             picture.dtype = torch.bfloat16
             self.to(torch.bfloat16)
@@ -169,17 +182,11 @@ class Features(nn.Sequential):
         return weight
 
 
-def convolutions(observation: Leaf) -> Features:
-    """Large pictures to 512 features, as in Mnih et al. 2015; small ones to 128, as in Young and
-    Tian 2019."""
-    return Features(observation)
-
-
 def build(network: Network, observation: Leaf, *outputs: int) -> list[nn.Module]:
     """A network for each number of outputs; those for pictures share their convolutions."""
     if kind(network, observation) == "mlp":
         return [MLP(network, observation, n) for n in outputs]
-    body = convolutions(observation)
+    body = Features(network, observation)
     return [nn.Sequential(body, nn.Linear(body.width, n)) for n in outputs]
 
 
@@ -200,7 +207,8 @@ class Critics(nn.Module):
 
     def __init__(self, network: Network, observation: Leaf, width: int, heads: int = 2) -> None:
         super().__init__()
-        self.body = convolutions(observation) if kind(network, observation) == "cnn" else None
+        pictures = kind(network, observation) == "cnn"
+        self.body = Features(network, observation) if pictures else None
         features = int(np.prod(observation.shape)) if self.body is None else FEATURES
         widths = [features + width, *network.hidden, 1]
         pairs = list(itertools.pairwise(widths))
@@ -357,25 +365,6 @@ def shapes(modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def compute(network: Network, module: nn.Module, x: Tensor) -> Tensor:
-    """What a network of `build` gives to a trainer, the quicker way on a CPU: convolutions take
-    channels last and compute at the config's precision, the last layer in float32."""
-    if not isinstance(module, nn.Sequential) or x.device.type != "cpu":
-        return module(x)  # type: ignore[no-any-return]
-    body, last = module
-    return last(convolve(network, body, x))  # type: ignore[no-any-return]
-
-
-def convolve(network: Network, body: nn.Module, x: Tensor) -> Tensor:
-    """The features of pictures, in float32."""
-    picture, *layers = body.children()
-    x = picture(x).contiguous(memory_format=torch.channels_last)
-    with torch.autocast("cpu", torch.bfloat16, enabled=network.precision == "bfloat16"):
-        for layer in layers:
-            x = layer(x)
-    return x.float()
-
-
 class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise of learnt size (Fortunato et al. 2018):
     y = (W + S * out into^T) x + b + s * out."""
@@ -419,13 +408,11 @@ class Noisy(nn.Module):
 
     def __init__(self, network: Network, observation: Leaf, outputs: int, sigma: float) -> None:
         super().__init__()
-        self._network = network
         self.pictures = kind(network, observation) == "cnn"
         if self.pictures:
-            *body, features, _ = convolutions(observation)
-            assert isinstance(features, nn.Linear)
-            self.body: nn.Module = nn.Sequential(*body)
-            widths = [features.in_features, features.out_features, outputs]
+            body = Features(network, observation, whole=False)
+            self.body: nn.Module = body
+            widths = [body.width, body.following, outputs]
         else:
             if not network.hidden:
                 raise Refusal(
@@ -443,10 +430,7 @@ class Noisy(nn.Module):
     def forward(self, x: Tensor, rng: np.random.Generator | None = None) -> Tensor:
         """With `rng`, new noise is drawn for each row; without, there is none. One for all rows, as
         in the paper, has the same mean, and gradients that are many times as noisy."""
-        if self.pictures:
-            x = convolve(self._network, self.body, x)
-        else:
-            x = self._activation(self.body(x))
+        x = self.body(x) if self.pictures else self._activation(self.body(x))
         for i, layer in enumerate(self._order):
             x = self._activation(x) if i else x
             if rng is None:

@@ -331,7 +331,6 @@ class Trainer:
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
         self._hyper, self._device, self._team = hyper, spec.device, spec.team
-        self._network = spec.network
         self._online = _module(hyper, spec)
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
         self._online.to(spec.device)
@@ -458,7 +457,7 @@ class Trainer:
         if isinstance(network, networks.Noisy):
             output = network(observation, self._rng)
         else:
-            output = networks.compute(self._network, network, observation)
+            output = network(observation)
         atoms = 1 if self._hyper.distribution == "none" else self._hyper.atoms
         output = output.view(len(output), -1, atoms)
         if not self._hyper.dueling:
