@@ -28,9 +28,9 @@ TARGETS: dict[str, float] = {
     "dqn_cartpole": 475, "ppo_cartpole": 475, "a2c_cartpole": 475, "impala_cartpole": 475,
     "appo_cartpole": 475, "apex_cartpole": 350,
     "ppo_pendulum": -200, "sac_pendulum": -200, "td3_pendulum": -200,
-    "dqn_breakout_minatar": 10, "ppo_breakout_minatar": 10,
+    "dqn_breakout_minatar": 5, "ppo_breakout_minatar": 5,
     "dqn_pong": 18, "ppo_pong": 18,
-    "maddpg_spread": -35,
+    "maddpg_spread": -35, "mappo_spread": -45, "ppo_recall": 0.95,
     "qmix_3m": 0.8, "vdn_3m": 0.8, "mappo_3m": 0.8, "qmix_smax_3m": 0.8,
 }  # fmt: skip
 """mean return of the last 100 training episodes, or share of them that were won"""

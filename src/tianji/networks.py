@@ -112,7 +112,7 @@ class MLP(nn.Module):
         self._activation = tanh if network.activation == "tanh" else torch.relu
 
     def forward(self, x: Tensor) -> Tensor:
-        x = floats(x).reshape(len(x), -1)
+        x = floats(x).reshape(len(x), self._order[0].in_features)
         for layer in self._order[:-1]:
             x = self._activation(functional.linear(x, layer.weight, layer.bias))
         return functional.linear(x, self._order[-1].weight, self._order[-1].bias)
