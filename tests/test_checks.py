@@ -102,8 +102,8 @@ def test_the_checker_finds_it(kind, told):
 def _only_the_new_checks(algorithm):
     from tianji.testing import algorithm as checks
 
-    checks._check_snapshot(algorithm, toy(), 2)
-    checks._check_extremes(algorithm, toy(), 2)
+    checks._check_snapshot(algorithm, toy(), 2, checks.SMALL)
+    checks._check_extremes(algorithm, toy(), 2, checks.SMALL)
 
 
 def test_the_checker_finds_nothing_in_what_was_not_changed():

@@ -48,14 +48,14 @@ def catalogue() -> dict[str, Any]:
             }
             for family, examples, extra, module in FAMILIES
         ]
-        + [{"family": "toys with known answers", "examples": ", ".join(env_names()),
+        + [{"family": "toys with known answers", "examples": ", ".join(n for n in env_names() if n.startswith("toy/")),
             "extra": None, "installed": True}],
     }  # fmt: skip
 
 
 def told(listed: dict[str, Any]) -> str:
     lines = ["algorithms (algorithm.name)"]
-    lines += [f"  {name:<16} {about}" for name, about in listed["algorithms"].items()]
+    lines += [f"  {name:<20} {about}" for name, about in listed["algorithms"].items()]
     lines += ["", "presets (scale.relax): how parameters reach acting (I), actions simulating (II)"]
     lines += [
         "and samples learning (III): inside a process, waiting, within a bound, free, or live, at"
@@ -65,10 +65,10 @@ def told(listed: dict[str, Any]) -> str:
         edges = ", ".join(f"{edge} {word}" for edge, word in preset["edges"].items())
         only = "" if len(preset["for"]) > 1 else f" ({preset['for'][0]} only)"
         only += " (several groups)" if preset["groups"] else ""
-        lines.append(f"  {name:<16} {edges}{only}")
-        lines.append(f"  {'':<16} {preset['about']}")
+        lines.append(f"  {name:<20} {edges}{only}")
+        lines.append(f"  {'':<20} {preset['about']}")
     lines += ["", "shipped configs (tianji train NAME)"]
-    lines += [f"  {name:<16} {c['expect']}" for name, c in listed["configs"].items()]
+    lines += [f"  {name:<20} {c['expect']}" for name, c in listed["configs"].items()]
     lines += ["", "environments (env.id)"]
     for env in listed["envs"]:
         need = "" if env["installed"] else f"  [pip install 'tianji[{env['extra']}]']"

@@ -93,7 +93,12 @@ def _runs_folder() -> Finding:
 def _extras() -> list[Finding]:
     findings = []
     for extra, modules, use in (
+        ("atari", ("ale_py",), "ALE/Pong-v5 and the other Atari games"),
         ("box2d", ("Box2D",), "LunarLander, BipedalWalker, CarRacing"),
+        ("minatar", ("minatar",), "MinAtar/Breakout-v1 and its like"),
+        ("mpe", ("mpe2", "pettingzoo"), "pettingzoo/...; mpe/... needs nothing"),
+        ("mujoco", ("mujoco",), "HalfCheetah, Hopper, Humanoid"),
+        ("smax", ("jaxmarl",), "smax/..."),
         ("video", ("pygame", "imageio", "imageio_ffmpeg"), "tianji play"),
     ):
         missing = [m for m in modules if importlib.util.find_spec(m) is None]
