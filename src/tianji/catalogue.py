@@ -48,7 +48,8 @@ def catalogue() -> dict[str, Any]:
             }
             for family, examples, extra, module in FAMILIES
         ]
-        + [{"family": "toys with known answers", "examples": ", ".join(n for n in env_names() if n.startswith("toy/")),
+        + [{"family": "toys with known answers",
+            "examples": ", ".join(name for name in env_names() if name.startswith("toy/")),
             "extra": None, "installed": True}],
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -375,41 +375,53 @@ class Replay:
         frames.gather(newest, older, memory["valid"], (slot, row, env), out)
 
 
-class Replaying(Protocol):
-    """Hyperparameters of an algorithm whose store is a `Replay`."""
+class OffPolicy:
+    """What the hyperparameters of algorithms that replay have in common."""
 
-    @property
-    def batch_size(self) -> int: ...
+    on_policy: ClassVar[bool] = False
 
-    @property
-    def warmup(self) -> int: ...
+    batch_size: int
+    """steps or episodes that one update consumes"""
+    new_steps: int
+    """new steps for each update"""
+    capacity: int
+    """steps that replay holds"""
+    warmup: int
+    """steps before the first update"""
 
-    @property
-    def capacity(self) -> int: ...
+    def steps_per_update(self, spec: Spec) -> int:
+        return self.new_steps
 
-    @property
-    def n_step(self) -> int: ...
+    def warmup_steps(self, spec: Spec) -> int:
+        return self.warmup
 
+    def slots(self, spec: Spec) -> int:
+        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
 
-def check_replay(hyper: Replaying, spec: Spec) -> None:
-    """Refuse a replay from which the first batch, or a learner's share, could not be drawn."""
-    least = max(hyper.batch_size, hyper.n_step * spec.envs * spec.actors)
-    if hyper.warmup < least:
-        raise Refusal(
-            f"algorithm.warmup = {hyper.warmup} is too early: the first batch needs {least} steps "
-            f"(batch_size, and n_step of every env). Set warmup to {least} or more."
-        )
-    if hyper.capacity < hyper.warmup:
-        raise Refusal(
-            f"algorithm.capacity = {hyper.capacity} is less than warmup = {hyper.warmup}: the "
-            f"steps gathered first would be gone before the first update. Raise capacity."
-        )
-    if hyper.batch_size % spec.learners:
-        fit = max(1, round(hyper.batch_size / spec.learners)) * spec.learners
-        raise Refusal(
-            f"algorithm.batch_size = {hyper.batch_size} is no multiple of scale.learners = "
-            f"{spec.learners}, so that their shares could not be equal. Set batch_size to {fit}."
-        )
+    def check_replay(self, spec: Spec, rows: int) -> None:
+        """Refuse a replay from which the first batch, or a learner's share, could not be drawn; a
+        window has so many rows of an env."""
+        least = max(self.batch_size, rows * spec.envs * spec.actors)
+        if self.warmup < least:
+            raise Refusal(
+                f"algorithm.warmup = {self.warmup} is too early: the first batch needs {least} "
+                f"steps (batch_size, and {rows} of every env). Set warmup to {least} or more."
+            )
+        if self.capacity < self.warmup:
+            raise Refusal(
+                f"algorithm.capacity = {self.capacity} is less than warmup = {self.warmup}: the "
+                f"steps gathered first would be gone before the first update. Raise capacity."
+            )
+        self.check_shares(spec)
+
+    def check_shares(self, spec: Spec) -> None:
+        if self.batch_size % spec.learners:
+            fit = max(1, round(self.batch_size / spec.learners)) * spec.learners
+            raise Refusal(
+                f"algorithm.batch_size = {self.batch_size} is no multiple of scale.learners = "
+                f"{spec.learners}, so that their shares could not be equal. Set batch_size to "
+                f"{fit}."
+            )
 
 
 def _whole(part: Rollout) -> Rollout:

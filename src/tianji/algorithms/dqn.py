@@ -31,16 +31,15 @@ from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.prioritized import RECORDED, Prioritized
 from tianji.role import State, generator, generator_state, load_generator_state
-from tianji.store import Replay
+from tianji.store import OffPolicy, Replay
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
-class DQN:
+class DQN(OffPolicy):
     """Off-policy, for discrete actions; batches are drawn from replay."""
 
     name: ClassVar[str] = "dqn"
-    on_policy: ClassVar[bool] = False
     explores: ClassVar[tuple[str, ...]] = ("ladder",)
 
     learning_rate: Positive = 1e-3
@@ -112,13 +111,8 @@ class DQN:
                 f"tianji list names them."
             )
         self._check_unused()
-        rows = self.n_step + self._records  # the value that follows a window is recorded one later
-        least = max(self.batch_size, rows * spec.envs * spec.actors)
-        if self.warmup < least:
-            raise Refusal(
-                f"algorithm.warmup = {self.warmup} is too early: the first batch needs {least} "
-                f"steps (batch_size, and {rows} of every env). Set warmup to {least} or more."
-            )
+        # The value that follows a window is recorded one row later.
+        self.check_replay(spec, self.n_step + self._records)
         if self.distribution == "c51" and (self.v_min >= self.v_max or self.atoms < 2):
             raise Refusal(
                 f"algorithm.v_min = {self.v_min:g}, v_max = {self.v_max:g} and atoms = "
@@ -131,27 +125,6 @@ class DQN:
                 "algorithm.noisy = true takes none, so all would explore alike. Set "
                 'algorithm.noisy = false, or relax.explore = "alike".'
             )
-        if self.capacity < self.warmup:
-            raise Refusal(
-                f"algorithm.capacity = {self.capacity} is less than warmup = {self.warmup}: the "
-                f"steps gathered first would be gone before the first update. Raise capacity."
-            )
-        if self.batch_size % spec.learners:
-            fit = max(1, round(self.batch_size / spec.learners)) * spec.learners
-            raise Refusal(
-                f"algorithm.batch_size = {self.batch_size} is no multiple of scale.learners = "
-                f"{spec.learners}, so that their shares could not be equal. Set batch_size to "
-                f"{fit}."
-            )
-
-    def steps_per_update(self, spec: Spec) -> int:
-        return self.new_steps
-
-    def warmup_steps(self, spec: Spec) -> int:
-        return self.warmup
-
-    def slots(self, spec: Spec) -> int:
-        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)

@@ -29,7 +29,7 @@ from tianji.env import Continuous, Discrete, MultiDiscrete
 from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import State, generator, generator_state, load_generator_state
-from tianji.store import Replay
+from tianji.store import OffPolicy, Replay
 from tianji.team import Shared
 from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, leaf
 
@@ -38,11 +38,10 @@ NEVER = -1e9
 
 
 @dataclass(frozen=True)
-class MADDPG:
+class MADDPG(OffPolicy):
     """Off-policy, for several agents with continuous or discrete actions."""
 
     name: ClassVar[str] = "maddpg"
-    on_policy: ClassVar[bool] = False
 
     learning_rate: Positive = 1e-3
     """Adam's step size for the policies"""
@@ -111,33 +110,7 @@ class MADDPG:
                 f'each agent. Set algorithm.name = "mappo" with critic = "own", or network.kind = '
                 f'"mlp" to take them as vectors.'
             )
-        least = max(self.batch_size, self.n_step * spec.envs * spec.actors)
-        if self.warmup < least:
-            raise Refusal(
-                f"algorithm.warmup = {self.warmup} is too early: the first batch needs {least} "
-                f"steps (batch_size, and n_step of every env). Set warmup to {least} or more."
-            )
-        if self.capacity < self.warmup:
-            raise Refusal(
-                f"algorithm.capacity = {self.capacity} is less than warmup = {self.warmup}: the "
-                f"steps gathered first would be gone before the first update. Raise capacity."
-            )
-        if self.batch_size % spec.learners:
-            fit = max(1, round(self.batch_size / spec.learners)) * spec.learners
-            raise Refusal(
-                f"algorithm.batch_size = {self.batch_size} is no multiple of scale.learners = "
-                f"{spec.learners}, so that their shares could not be equal. Set batch_size to "
-                f"{fit}."
-            )
-
-    def steps_per_update(self, spec: Spec) -> int:
-        return self.new_steps
-
-    def warmup_steps(self, spec: Spec) -> int:
-        return self.warmup
-
-    def slots(self, spec: Spec) -> int:
-        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
+        self.check_replay(spec, self.n_step)
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)

@@ -31,11 +31,12 @@ from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.recurrent import NumpyRecurrent, Recurrent
 from tianji.role import State, generator
+from tianji.store import OffPolicy
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
-class VDN:
+class VDN(OffPolicy):
     """Off-policy, for teams of agents with discrete actions; batches are whole episodes.
 
     All agents have one network with a memory, told who acts and what it did last. The value of what
@@ -44,7 +45,6 @@ class VDN:
     """
 
     name: ClassVar[str] = "vdn"
-    on_policy: ClassVar[bool] = False
 
     learning_rate: Positive = 5e-4
     """Adam's step size"""
@@ -106,22 +106,7 @@ class VDN:
                 f"algorithm.capacity = {self.capacity} is too small: episodes of up to {limit} "
                 f"steps would be given up before they have ended. Set capacity to {most} or more."
             )
-        if self.batch_size % spec.learners:
-            fit = max(1, round(self.batch_size / spec.learners)) * spec.learners
-            raise Refusal(
-                f"algorithm.batch_size = {self.batch_size} is no multiple of scale.learners = "
-                f"{spec.learners}, so that their shares could not be equal. Set batch_size to "
-                f"{fit}."
-            )
-
-    def steps_per_update(self, spec: Spec) -> int:
-        return self.new_steps
-
-    def warmup_steps(self, spec: Spec) -> int:
-        return self.warmup
-
-    def slots(self, spec: Spec) -> int:
-        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
+        self.check_shares(spec)
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(spec)

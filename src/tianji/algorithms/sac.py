@@ -27,16 +27,15 @@ from tianji.algorithm import (
 from tianji.distributions import Squashed, bounds
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import State, generator, generator_state, load_generator_state
-from tianji.store import Replay, check_replay
+from tianji.store import OffPolicy, Replay
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
-class SAC:
+class SAC(OffPolicy):
     """Off-policy, for continuous actions; batches are drawn from replay."""
 
     name: ClassVar[str] = "sac"
-    on_policy: ClassVar[bool] = False
 
     learning_rate: Positive = 3e-4
     """Adam's step size, of policy, critics and temperature"""
@@ -65,16 +64,7 @@ class SAC:
 
     def check(self, spec: Spec) -> None:
         bounds(self.name, spec.env)
-        check_replay(self, spec)
-
-    def steps_per_update(self, spec: Spec) -> int:
-        return self.new_steps
-
-    def warmup_steps(self, spec: Spec) -> int:
-        return self.warmup
-
-    def slots(self, spec: Spec) -> int:
-        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
+        self.check_replay(spec, self.n_step)
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
