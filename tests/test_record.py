@@ -624,7 +624,8 @@ def test_every_tag_is_in_the_reference(tmp_path: Path) -> None:
     clock = Clock()
     record = recorder(tmp_path, clock)
     won = np.array([(1.0, 1, 1)], EPISODE)
-    record.update(report(1, of=won, metrics={"loss": 1.0}, staleness=[1]))
+    told = {"loss": 1.0, "gradient_skipped": 0.0, "gradient_damped": 0.0}
+    record.update(report(1, of=won, metrics=told, staleness=[1]))
     for kind in ("env", "role", "run", "update"):
         record.fault(Fault("actor-0", "it broke", kind, aborted=1))
     clock.now += 1.0

@@ -54,8 +54,8 @@ def n_step(
     last = used.sum(axis=0) - 1
     powers = np.power(gamma, np.arange(n + 1)).astype(np.float32)
     own = (1,) * (reward.ndim - 2)  # agents may have rewards of their own
-    weight = np.where(used, powers[:n, None], np.float32(0)).reshape(*used.shape, *own)
-    ret = (reward[:n] * weight).sum(axis=0)
+    weighted = reward[:n] * powers[:n].reshape(-1, 1, *own)
+    ret = np.where(used.reshape(*used.shape, *own), weighted, np.float32(0)).sum(axis=0)
     ended = (used & terminated[:n]).any(axis=0)
     return ret, np.where(ended, np.float32(0), powers[last + 1]), last
 

@@ -286,7 +286,7 @@ def test_the_learner_computes_with_as_many_threads_as_it_has_cores(tmp_path):
 def test_an_actor_on_one_core_serves_a_learner_on_several(tmp_path, monkeypatch):
     first = min(os.sched_getaffinity(0))
 
-    def placed(roles, cores, learner_cores, pin):
+    def placed(roles, cores, learner_cores, pin, env_threads):
         return [
             Placement(role, () if role == "learner" else (first,), learner_cores) for role in roles
         ]
