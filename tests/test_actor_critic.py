@@ -24,7 +24,7 @@ from tianji.env import Continuous, Discrete, EnvSpec, MultiDiscrete, TimeStep, m
 from tianji.errors import Refusal
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for
-from tianji.types import leaf
+from tianji.types import SEQ, Rollout, leaf, rollout_layout
 
 GRU = Network(hidden=(8,), recurrent="gru", memory=8)
 FAMILY = {
@@ -261,6 +261,41 @@ def test_the_target_network_is_a_copy_of_every_second_version():
         ])  # fmt: skip
     assert [any(s) for s in seen] == [False, True, False, True]
     assert [all(s) for s in seen] == [False, True, False, True]
+    built.close()
+
+
+def test_the_target_has_a_spread_of_its_own():
+    algorithm = APPO(minibatches=1, target_every=2)
+    built = build(config_for(algorithm), toy("Target", continuous=True))
+    trainer, spec = built.learner._trainer, built.spec
+    layout = rollout_layout(built.topology.row, spec.T, spec.envs)
+    part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
+    part.action[:], part.valid[:] = 0.7, True
+    folded, seen = trainer._look(part)
+
+    def of_the_target():
+        return trainer._log_prob(folded, seen, network=trainer._target, extra=trainer._target_extra)
+
+    before = of_the_target()
+    with torch.no_grad():
+        trainer._extra["log_std"].fill_(-1.0)
+    np.testing.assert_array_equal(of_the_target(), before)
+    trainer._follow()
+    assert not np.array_equal(of_the_target(), before)
+    assert "target_spread.log_std" in trainer.networks()
+    built.close()
+
+
+def test_returns_do_not_run_on_over_a_rollout_that_was_left_out():
+    algorithm = PPO(epochs=1, minibatches=1, normalise_reward=True)
+    built = build(config_for(algorithm), toy("Chain"))
+    trainer, spec = built.learner._trainer, built.spec
+    layout = rollout_layout(built.topology.row, spec.T, spec.envs)
+    for seq, reward, carried in ((0, 10.0, True), (1, 0.0, True), (3, 0.0, False)):
+        part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
+        part.reward[:], part.valid[:], part.head[SEQ] = reward, True, seq
+        trainer.take(part)
+        assert (trainer._running[0] > 0).all() == carried
     built.close()
 
 

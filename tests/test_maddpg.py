@@ -309,6 +309,13 @@ def loaded(hyper, make, scale=1.0, noise=None):
     return policy, params
 
 
+def test_bytes_are_scaled_whether_or_not_agents_share_a_network() -> None:
+    policy, _ = loaded(replace(SMALL, share=True), lambda n: Both(n))
+    obs = np.full((4, 2, 1), 200, np.uint8)
+    scaled = (obs / np.float32(255)).astype(np.float32)
+    np.testing.assert_allclose(policy._outputs(obs), policy._outputs(scaled), rtol=1e-5)
+
+
 def test_draws_follow_the_softmax_of_legal_actions() -> None:
     policy, params = loaded(SMALL, lambda n: Both(n))
     assert isinstance(policy, Policy)

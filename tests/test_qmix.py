@@ -238,6 +238,21 @@ def test_the_dead_are_worth_nothing():
     assert trainer._loss(part)[0].item() == before
 
 
+@pytest.mark.parametrize("kind", [QMIX, VDN])
+def test_who_can_do_nothing_at_a_cut_adds_nothing(kind):
+    trainer, part = trainer_and_part(kind(**SMALL, td_lambda=0.0))
+    part.observation["alive"][:] = True
+    part.observation["mask"][2, 1] = False
+    assert np.isfinite(trainer._loss(part)[0].item())
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_states_may_be_any_numbers(dtype):
+    trainer, part = trainer_and_part(QMIX(**SMALL))
+    part.observation["state"] = part.observation["state"].astype(dtype)
+    assert np.isfinite(trainer._loss(part)[0].item())
+
+
 def test_own_rewards_are_meant_for_the_team():
     trainer, part = trainer_and_part(VDN(**SMALL))
     before = trainer._loss(part)[0].item()
@@ -374,6 +389,9 @@ def test_what_cannot_work_is_refused_with_what_can():
     refused(QMIX(**SMALL), pictures, "no convolutions")
     refused(QMIX(**SMALL), None, "send_when", sends_early=True)
     refused(QMIX(**SMALL), None, r"hidden = \[64, 32\]", network=Network(hidden=(64, 32)))
+    refused(QMIX(**SMALL), None, r"hidden = \[\]", network=Network(hidden=()))
+    half = Network(hidden=(64,), precision="bfloat16")
+    refused(QMIX(**SMALL), None, "qmix has none", network=half)
     refused(QMIX(**SMALL | {"warmup": 487}), None, "488 or more")
     refused(QMIX(**SMALL | {"capacity": 1000}), None, "1040 or more")
     refused(QMIX(**SMALL | {"batch_size": 3}), None, "Set batch_size to 4", learners=2)

@@ -62,7 +62,14 @@ def test_the_same_config_and_seed_learn_the_same_and_another_seed_does_not(confi
     assert hashes[0] != hashes[2]
 
 
-@pytest.mark.parametrize("config", [PPO, DQN, NORMALISED], ids=["ppo", "dqn", "normalised"])
+PRIORITISED = {**DQN, "algorithm": {**DQN["algorithm"], "prioritized": True}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PPO, DQN, NORMALISED, PRIORITISED],
+    ids=["ppo", "dqn", "normalised", "prioritised"],
+)
 @pytest.mark.parametrize("relax", ["sync", "one_step"])
 def test_a_resumed_run_equals_one_that_was_never_stopped(config, relax, tmp_path):
     updates = config["stop"]["updates"]

@@ -144,6 +144,7 @@ def test_actions_are_scaled_to_the_bounds_and_back():
         (replace(env_spec(), action=Discrete(3)), '"dqn" or "ppo"'),
         (replace(env_spec(), action=MultiDiscrete((2, 3))), 'algorithm.name = "ppo"'),
         (env_spec(low=(-math.inf, 0.0)), "finite bounds"),
+        (env_spec(low=(2.0, 0.0)), "one value only"),
         (replace(env_spec(), agents=("a", "b")), "several agents"),
     ],
 )
@@ -348,16 +349,16 @@ def test_actions_are_random_before_the_first_update_and_the_policys_own_after_it
     assert (own <= [2.0, 1.0]).all()
 
 
-def test_pictures_pass_convolutions():
-    env = replace(
-        env_spec(), observation={"obs": leaf((4, 40, 40), np.uint8)}
-    )  # fmt: skip
+@pytest.mark.parametrize("side", [12, 40])
+def test_pictures_pass_convolutions(side):
+    env = replace(env_spec(), observation={"obs": leaf((4, side, side), np.uint8)})
     hyper = replace(SMALL, batch_size=4, warmup=64)
     spec = spec_of(hyper, env)
     trainer = hyper.trainer(spec)
     before = {k: a.copy() for k, a in trainer.networks().items()}
     part = replayed(env, N=4)
-    part.observation["obs"] = np.random.default_rng(0).integers(0, 255, (2, 4, 4, 40, 40), np.uint8)
+    rng, shape = np.random.default_rng(0), (2, 4, 4, side, side)
+    part.observation["obs"] = rng.integers(0, 255, shape, np.uint8)
     trainer.take(part)
     assert math.isfinite(trainer.finish()["loss"])
     after = trainer.networks()

@@ -38,7 +38,7 @@ from tianji.optim import Optimizer, mean_over, spread
 from tianji.recurrent import NumpyRecurrent, Recurrent
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import Fresh
-from tianji.types import GAP, Array, Layout, Leaf, Leaves, Params, Rollout, leaf
+from tianji.types import GAP, SEQ, Array, Layout, Leaf, Leaves, Params, Rollout, leaf
 
 Shapes = dict[str, tuple[int, ...]]
 Batch = dict[str, Tensor]
@@ -198,6 +198,17 @@ def _check_observation(hyper: OnPolicy, spec: Spec) -> None:
             f'{env.id} says by "mask" which actions are legal, and has continuous ones, of which '
             f"none can be left out: {hyper.name} would choose what is not legal. Let the env clip "
             f"its actions, and leave the mask out."
+        )
+    if isinstance(env.action, Continuous) and len(set(env.choices)) > 1:
+        raise Refusal(
+            f"the agents of {env.id} have {', '.join(map(str, env.choices))} continuous actions, "
+            f'and {hyper.name} would count those that are padding. Set algorithm.name = "maddpg".'
+        )
+    if spec.network.recurrent != "none" and spec.network.precision != "float32":
+        raise Refusal(
+            f'network.precision = "{spec.network.precision}" is for convolutions, and '
+            f'network.recurrent = "{spec.network.recurrent}" has none, so it would do nothing. Set '
+            f'network.precision = "float32".'
         )
     picture = Sight(hyper, spec).picture
     if picture and spec.network.recurrent != "none":
@@ -472,6 +483,8 @@ class Trainer:
             self._moments["state"] = Moments(self._sight.state.shape)
         self._running = np.zeros((spec.actors, spec.envs * self._sight.columns), np.float32)
         """discounted return so far, of each column"""
+        self._last = np.full(spec.actors, -1)
+        """the number of the last rollout of each actor"""
         self._params = Params(shapes | self._over.shapes | self._sight.shapes())
         self._parts: list[Batch] = []
         """of each part, the rows that are valid"""
@@ -553,6 +566,7 @@ class Trainer:
             "steps": self._steps,
             **{name: moments.arrays() for name, moments in self._moments.items()},
             "running": self._running.copy(),
+            "last": self._last.copy(),
             "rng": generator_state(self._rng),
         }
 
@@ -561,7 +575,7 @@ class Trainer:
         self._updates, self._steps = state["updates"], state["steps"]
         for name, moments in self._moments.items():
             moments.load(state[name])
-        self._running[:] = state["running"]
+        self._running[:], self._last[:] = state["running"], state["last"]
         load_generator_state(self._rng, state["rng"])
 
     def _estimate(
@@ -741,8 +755,9 @@ class Trainer:
         seen: Seen,
         output: Tensor | None = None,
         network: nn.Module | None = None,
+        extra: Mapping[str, Tensor] | None = None,
     ) -> Array:
-        """Of actions [T, N], by the policy as it is, or by another network."""
+        """Of actions [T, N], by the policy as it is, or by another network with its own spread."""
         T = len(part.action)
         if output is None:
             output = self._outputs(self._policy if network is None else network, seen, T)
@@ -751,7 +766,7 @@ class Trainer:
         mask = None if seen.mask is None else seen.mask.flatten(0, 1)
         with torch.no_grad():
             found, _ = self._over.evaluate(
-                output[:T].flatten(0, 1), self._extra, action, False, mask
+                output[:T].flatten(0, 1), extra or self._extra, action, False, mask
             )
         log_prob: Array = found.view(part.reward.shape).cpu().numpy()
         return log_prob
@@ -830,7 +845,9 @@ class Trainer:
         """Rewards over the deviation of the discounted return, as it was before this part."""
         moments = self._moments["return"]
         scale = moments.scale()
-        if part.head[GAP]:
+        follows = part.head[SEQ] == self._last[part.source] + 1 and not part.head[GAP]
+        self._last[part.source] = part.head[SEQ]
+        if not follows:  # another env, or a rollout between them was too stale
             self._running[part.source] = 0.0
         ended = part.terminated | ~part.valid
         running, self._running[part.source] = returns.discounted(

@@ -523,7 +523,7 @@ class Topology:
             answers=[transport.outbox(channel) for channel in self.answers],
             snapshots=transport.subscriber(self.snapshots, self.params_size),
             envs=self.spec.envs,
-            rng=generator(self.spec.seed, "server"),
+            rng=generator(self.spec.seed, "server", self.spec.index("server")),
             max_batch=self.relax.max_batch,
             max_wait=self.relax.max_wait,
             clock=clock,

@@ -260,6 +260,11 @@ def bounds(algorithm: str, env: EnvSpec) -> Bounds:
             f"finite, so that they would be infinite. Give the env's action space finite bounds "
             f'(gymnasium.wrappers.RescaleAction, ClipAction), or set algorithm.name = "ppo".'
         )
+    if any(low == high for low, high in zip(action.low, action.high, strict=True)):
+        raise Refusal(
+            f"an action of {env.id} has one value only, and {algorithm}'s critics would be told of "
+            f'others. Take it out of the env\'s action space, or set algorithm.name = "ppo".'
+        )
     return Bounds(action)
 
 

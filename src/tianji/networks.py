@@ -209,7 +209,7 @@ class Critics(nn.Module):
         super().__init__()
         pictures = kind(network, observation) == "cnn"
         self.body = Features(network, observation) if pictures else None
-        features = int(np.prod(observation.shape)) if self.body is None else FEATURES
+        features = int(np.prod(observation.shape)) if self.body is None else self.body.width
         widths = [features + width, *network.hidden, 1]
         pairs = list(itertools.pairwise(widths))
         self.weights = nn.ParameterList(torch.zeros(heads, n, m) for n, m in pairs)
@@ -235,10 +235,10 @@ class Critics(nn.Module):
             for weight in self.weights:
                 of = last if weight is self.weights[-1] else gain
                 for head in weight:
-                    head.copy_(torch.from_numpy(_orthogonal(rng, *head.shape) * of))
+                    head.copy_(torch.from_numpy(orthogonal(rng, *head.shape) * of))
 
 
-def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Array:
+def orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Array:
     """A random matrix whose rows, or columns, are orthogonal and of length 1."""
     normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(normal)
@@ -253,7 +253,7 @@ def initialise(module: nn.Module, rng: np.random.Generator, gain: float, last: f
         if parameter.ndim < 2:
             nn.init.zeros_(parameter)
             continue
-        q = _orthogonal(rng, parameter.shape[0], parameter[0].numel())
+        q = orthogonal(rng, parameter.shape[0], parameter[0].numel())
         q *= last if parameter is weights[-1] else gain
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(q).reshape(parameter.shape))
@@ -312,14 +312,12 @@ class TorchInference:
         self,
         module: nn.Module,
         prefix: str,
-        device: str = "cpu",
         precision: str = "float32",
         scaled: bool = False,
     ) -> None:
         """`scaled`: pictures are bytes, and the first weights make them 0..1."""
-        self._module = module.to(device)
+        self._module = module
         self._prefix = prefix
-        self._device = device
         features = [m for m in module.modules() if isinstance(m, Features)]
         for each in features:
             each.quicken(precision, scaled)
@@ -334,26 +332,21 @@ class TorchInference:
 
     def __call__(self, x: Array) -> Array:
         with torch.inference_mode():
-            answer = self._module(torch.from_numpy(x).to(self._device))
-            return answer.cpu().numpy()  # type: ignore[no-any-return]
+            return self._module(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
 
 
-def inference(
-    network: Network, observation: Leaf, module: nn.Module, prefix: str, device: str = "cpu"
-) -> Inference:
-    """The quicker way to answer with this network: numpy for an mlp on a CPU, else torch."""
+def inference(network: Network, observation: Leaf, module: nn.Module, prefix: str) -> Inference:
+    """The quicker way to answer with this network on a CPU: numpy for an mlp, else torch."""
     if kind(network, observation) == "cnn":
         scaled = observation.dtype == np.uint8
-        return TorchInference(module, prefix, device, network.precision, scaled)
+        return TorchInference(module, prefix, network.precision, scaled)
     if network.precision != "float32":
         raise Refusal(
             f'network.precision = "{network.precision}" is for convolutions, and this network has '
             f'none, so it would do nothing. Set network.precision = "float32".'
         )
-    if device == "cpu":
-        linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
-        return NumpyMLP(network.activation, [f"{prefix}.{name}" for name in linear])
-    return TorchInference(module, prefix, device)
+    linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    return NumpyMLP(network.activation, [f"{prefix}.{name}" for name in linear])
 
 
 def shapes(modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:

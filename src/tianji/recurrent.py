@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tianji.networks import orthogonal
 from tianji.types import Array
 
 
@@ -48,7 +49,7 @@ class Recurrent(nn.Module):
                 gain = {"encoder.weight": 2**0.5, "head.weight": last}.get(name, 1.0)
                 rows = self.hidden if name.startswith("memory") else len(parameter)
                 for gate in parameter.view(-1, rows, parameter.shape[1]):
-                    gate.copy_(torch.from_numpy(gain * _orthogonal(rng, rows, gate.shape[1])))
+                    gate.copy_(torch.from_numpy(gain * orthogonal(rng, rows, gate.shape[1])))
 
 
 class NumpyRecurrent:
@@ -94,10 +95,3 @@ def _linear(x: Array, layer: tuple[Array, Array]) -> Array:
     out: Array = x @ weight
     out += bias
     return out
-
-
-def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Array:
-    normal = rng.standard_normal((max(rows, columns), min(rows, columns)))
-    q, r = np.linalg.qr(normal)
-    q *= np.sign(np.diag(r))
-    return q if rows >= columns else q.T

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy, Seen, Ways
@@ -52,7 +52,9 @@ class Trainer(actor_critic.Trainer):
         super().__init__(hyper, spec)
         self._every, self._bound = hyper.target_every, hyper.ratio_bound
         self._target = copy.deepcopy(self._policy)
-        self._target_flat = Flat({"target": self._target})
+        self._target_extra = {k: nn.Parameter(v.detach().clone()) for k, v in self._extra.items()}
+        spread = {"target_spread": nn.ParameterDict(self._target_extra)} if self._extra else {}
+        self._target_flat = Flat({"target": self._target, **spread})
 
     def finish(self) -> Metrics:
         metrics = super().finish()
@@ -77,7 +79,8 @@ class Trainer(actor_critic.Trainer):
     def _estimate(
         self, part: Rollout, seen: Seen, output: Tensor | None, steps: Steps
     ) -> tuple[Estimate, Leaves]:
-        target, mu = self._log_prob(part, seen, network=self._target), part.extras["log_prob"]
+        target = self._log_prob(part, seen, network=self._target, extra=self._target_extra)
+        mu = part.extras["log_prob"]
         return corrections.vtrace(target, mu, steps), {"behaviour": mu}
 
     def _objective(self, log_pi: Tensor, batch: Batch) -> Tensor:
@@ -92,5 +95,8 @@ class Trainer(actor_critic.Trainer):
 
     def _follow(self) -> None:
         online = self._optimizer.flat.arrays()
-        names = {name: name.replace("target.", "policy.", 1) for name in self._target_flat.names}
-        self._target_flat.load({name: online[own] for name, own in names.items()})
+        own = {"target": "policy", "target_spread": "spread"}
+        of = {name: name.partition(".") for name in self._target_flat.names}
+        self._target_flat.load(
+            {name: online[f"{own[m]}.{rest}"] for name, (m, _, rest) in of.items()}
+        )

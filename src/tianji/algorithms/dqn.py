@@ -324,6 +324,7 @@ class Trainer:
         self._ladder = sum(rungs) / len(rungs)
         """mean share of random actions of actors on a ladder; 0: there is none"""
         self._updates = 0
+        self._groups = spec.groups
         self._part: Rollout | None = None
         self._priority: Tensor | None = None
         """of the last update's steps"""
@@ -343,7 +344,7 @@ class Trainer:
         (told,) = mean_over(self._team, told, [rows])
         return dict(zip(("loss", "q_mean", "grad_norm"), told.tolist(), strict=True)) | {
             "learning_rate": self._hyper.learning_rate,
-            "epsilon": self._ladder or self._hyper.epsilon(self._updates),
+            "epsilon": self._ladder or self._hyper.epsilon(self._updates * self._groups),
         }
 
     def priorities(self) -> Array:
@@ -352,7 +353,7 @@ class Trainer:
 
     def params(self, version: int) -> Params:
         np.copyto(self._params.flat[:-1], self._optimizer.flat.array())
-        self._params["epsilon"][...] = self._hyper.epsilon(version)
+        self._params["epsilon"][...] = self._hyper.epsilon(version * self._groups)
         return self._params
 
     def finite(self) -> bool:

@@ -219,6 +219,8 @@ class Policy:
         B, A = len(obs), self._agents
         obs = obs.reshape(B, A, -1)
         if self._hyper.share:
+            scale = np.float32(networks.BYTE if obs.dtype == np.uint8 else 1.0)
+            obs = np.multiply(obs, scale, dtype=np.float32)
             obs = np.concatenate([obs, np.broadcast_to(self._which, (B, A, A))], -1, dtype="f4")
             return self._networks[0](obs.reshape(B * A, -1)).reshape(B, A, -1)
         return np.stack([net(obs[:, i]) for i, net in enumerate(self._networks)], axis=1)
@@ -257,6 +259,7 @@ class Trainer:
         self._mine = self._which.bool()[:, :, None, None]  # [critic, agent, N, n]
         self._used = self._tensor(_used(spec)).unsqueeze(1)  # [A, 1, n]
         self._updates = 0
+        self._groups = spec.groups
         self._part: Rollout | None = None
 
     def take(self, part: Rollout) -> None:
@@ -286,12 +289,12 @@ class Trainer:
         metrics = dict(zip(names, told.tolist(), strict=True))
         if isinstance(self._spec.env.action, Continuous):
             del metrics["entropy"]
-            metrics["noise"] = hyper.deviation(self._updates)
+            metrics["noise"] = hyper.deviation(self._updates * self._groups)
         return metrics | {"learning_rate": hyper.learning_rate}
 
     def params(self, version: int) -> Params:
         np.copyto(self._params.flat[:-1], self._policy_optimizer.flat.array())
-        self._params["noise"][...] = self._hyper.deviation(version)
+        self._params["noise"][...] = self._hyper.deviation(version * self._groups)
         return self._params
 
     def finite(self) -> bool:

@@ -78,10 +78,16 @@ class VDN(OffPolicy):
     def check(self, spec: Spec) -> None:
         self._check_env(spec)
         if len(set(spec.network.hidden)) != 1 or len(spec.network.hidden) > 2:
-            width = spec.network.hidden[0]
+            width = (spec.network.hidden or (64,))[0]
             raise Refusal(
                 f"network.hidden = {list(spec.network.hidden)} does not fit {self.name}: its agents"
                 f" have one layer and one memory, of the same width. Set it to [{width}]."
+            )
+        if spec.network.precision != "float32":
+            raise Refusal(
+                f'network.precision = "{spec.network.precision}" is for convolutions, and '
+                f"{self.name} has none, so it would do nothing. Set network.precision = "
+                f'"float32".'
             )
         if spec.sends_early:
             raise Refusal(
@@ -311,6 +317,7 @@ class Trainer:
         self._target_flat = Flat({f"target.{name}": m for name, m in self._target.items()})
         self._params = Params(_shapes(agent))
         self._updates = 0
+        self._groups = spec.groups
         self._part: Rollout | None = None
 
     def take(self, part: Rollout) -> None:
@@ -328,13 +335,13 @@ class Trainer:
         (told,) = mean_over(self._team, told, [rows])
         return dict(zip(("loss", "q_mean", "grad_norm"), told.tolist(), strict=True)) | {
             "learning_rate": self._hyper.learning_rate,
-            "epsilon": self._hyper.epsilon(self._updates),
+            "epsilon": self._hyper.epsilon(self._updates * self._groups),
         }
 
     def params(self, version: int) -> Params:
         agents = self._params.flat[:-1]
         np.copyto(agents, self._optimizer.flat.array()[: len(agents)])
-        self._params["epsilon"][...] = self._hyper.epsilon(version)
+        self._params["epsilon"][...] = self._hyper.epsilon(version * self._groups)
         return self._params
 
     def finite(self) -> bool:
@@ -371,7 +378,8 @@ class Trainer:
         last = np.concatenate([np.full_like(part.action[:1], -1), part.action])
         x = tensor(self._inputs.join(observation["obs"], last))  # [L + 1, N, A, inputs]
         legal = tensor(self._inputs.legal(observation))  # [L + 1, N, A, n]
-        state = tensor(observation.get("state", observation["obs"])).reshape(L + 1, N, -1)
+        seen = observation.get("state", observation["obs"])
+        state = networks.floats(tensor(seen)).reshape(L + 1, N, -1)
         alive = tensor(observation["alive"]) if "alive" in observation else None
         valid = tensor(part.valid)
         action = tensor(part.action).unsqueeze(-1)
@@ -383,6 +391,9 @@ class Trainer:
                 following = then.gather(-1, best).squeeze(-1)
             else:
                 following = then.amax(-1)
+            following = torch.where(
+                legal.any(-1), following, 0.0
+            )  # who can do nothing adds nothing
             following = self._mix(self._target, following, alive, state)  # [L + 1, N]
             reward = part.reward if part.reward.ndim == 2 else part.reward.mean(axis=2)
             target = returns.td_lambda(

@@ -30,6 +30,8 @@ def gather(
         lanes = [lane.name for lane in topology.lanes]
         held = dict(zip(lanes, buffer["lanes"], strict=True))
         held |= {topology.batches_name(i): each["batches"] for i, each in enumerate(learners)}
+        told = buffer["priorities"]
+        held |= {topology.priorities_name(i): each for i, each in enumerate(told)}
         parts["store"] = {
             name: {leaf: array[: state["used"]] for leaf, array in memory[name].items()}
             for name, state in held.items()
