@@ -482,3 +482,24 @@ class Misfit(Faulty):
         step = super().step(action)
         obs = {"obs": np.zeros((self.num_envs, self._shapes[1]), np.float32)}
         return step._replace(observation=obs, reward=0.0 if self._scalar else step.reward)
+
+
+def test_a_win_rate_that_no_env_tells_ends_the_run_with_the_remedy(tmp_path):
+    config = {**PPO, "stop": {"win_rate": 0.9}}
+    with pytest.raises(tianji.Failure, match=r"of none whether it was won. Set stop.return"):
+        train(config, tmp_path)
+    with pytest.raises(tianji.Refusal, match="more than all episodes"):
+        train(config, tmp_path, "stop.win_rate=3")
+
+
+def test_a_win_rate_ends_the_run_where_the_env_tells_it(tmp_path):
+    config = {
+        "env": {"id": "skirmish/3m"},
+        "algorithm": {"name": "mappo", "epochs": 1},
+        "scale": {"envs_per_actor": 32, "rollout_length": 32},
+        "stop": {"win_rate": 0.0},
+    }
+    result = train(config, tmp_path)
+    assert result.stop_reason == "win_rate >= 0"
+    assert result.episodes >= 100
+    assert 0 <= result.win_rate <= 1

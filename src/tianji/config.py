@@ -451,6 +451,11 @@ def _check(config: Config, available: int) -> None:
             "[stop] is empty, so the run would never end. Set stop.steps, stop.return, "
             "stop.win_rate, stop.updates or stop.seconds."
         )
+    if stop.win_rate is not None and 1 < stop.win_rate < math.inf:
+        raise Refusal(
+            f"stop.win_rate = {stop.win_rate:g} is more than all episodes, so the run would never "
+            f"end by it. It is a share: set it to 1 or less."
+        )
     assert config.scale.relax in PRESETS
     lead = config.relax.lead
     if lead is not None and math.isfinite(lead) and not lead.is_integer():

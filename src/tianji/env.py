@@ -420,8 +420,8 @@ def _of_gymnasium(
     if id in _FACTORIES:
         raise Refusal(
             f"env.wrappers are for single envs of Gymnasium, and {id} is none, so they would not "
-            f"be applied. Leave env.wrappers out; env.time_limit, env.clip_reward, "
-            f"env.clip_observation and env.frame_stack work for every env."
+            f"be applied. Leave env.wrappers out; env.clip_reward and env.clip_observation work "
+            f"for every env, env.frame_stack for those with one agent."
         )
     register_family(id)
     if id not in known_ids() and ":" not in id:

@@ -93,7 +93,9 @@ class Trained:
         try:
             evaluation = Evaluation(env, self._policy, 1, seed)
             pictures = [_picture(env)]
-            while (result := evaluation.step()) is None and len(pictures) < MOST_FRAMES:
+            result = None
+            while result is None and len(pictures) < MOST_FRAMES:
+                result = evaluation.step()
                 pictures.append(_picture(env))
             return pictures, float(result["return"][0]) if result is not None else float("nan")
         finally:

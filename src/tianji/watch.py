@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tianji.config import Config
+from tianji.errors import Failure
 from tianji.role import State
 from tianji.trigger import TRIGGERS, Counts, Every, Reached, Trigger, either
 from tianji.types import Array, Report
@@ -136,6 +137,11 @@ class Watch:
         episodes = self._episodes
         mean = episodes.return_mean if episodes.full else None
         win_rate = episodes.win_rate
+        if episodes.full and win_rate is None and "win_rate" in self._stop.limits:
+            raise Failure(
+                "stop.win_rate can never hold: 100 episodes have ended, and the env says of none "
+                "whether it was won. Set stop.return or stop.steps instead."
+            )
         return Counts(
             steps=steps,
             updates=updates,
