@@ -340,7 +340,7 @@ def test_what_was_learnt_is_evaluated_and_shown_in_the_same_game(tmp_path):
     trained = tianji.load(tianji.train(config, runs=tmp_path).run_dir)
     assert trained.evaluate(2)["length"].tolist() == [12, 12]
     pictures, score = trained.frames()
-    assert len(pictures) == 12  # the first one, and one after every step but the last
+    assert len(pictures) == 13  # the first one, and one after every step
     assert {picture.shape for picture in pictures} == {(210, 160, 3)}
     assert any((one != other).any() for one, other in itertools.pairwise(pictures))
     assert np.isfinite(score)

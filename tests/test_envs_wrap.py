@@ -202,7 +202,7 @@ def test_a_wrapper_that_cannot_be_applied_is_refused(wrapper, words):
 
 
 def test_wrappers_around_an_env_that_gymnasium_does_not_make_are_refused():
-    with pytest.raises(Refusal, match=r"env\.time_limit"):
+    with pytest.raises(Refusal, match=r"env\.clip_reward"):
         make_env("toy/Chain", 1, {}, wrappers=("TimeLimit",))
 
 
