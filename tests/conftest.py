@@ -1,6 +1,11 @@
 """One thread for each process, as a run has it: spinning threads make tests slow."""
 
 import os
+import signal
+
+# A shell that runs the tests in the background ignores these, and so would every run in them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
