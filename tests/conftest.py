@@ -3,10 +3,6 @@
 import os
 import signal
 
-# A shell that runs the tests in the background ignores these, and so would every run in them.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
@@ -14,6 +10,10 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+
+# A shell that runs the tests in the background ignores these, and so would every run in them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same examples every time, and no deadline on a busy machine; HYPOTHESIS_PROFILE=explore looks
 # for new ones.
