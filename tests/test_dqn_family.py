@@ -8,6 +8,7 @@ import torch
 
 from tianji import networks
 from tianji.algorithm import Network
+from tianji.algorithms import dqn
 from tianji.algorithms.dqn import DQN, project, quantile_huber
 from tianji.build import build, make_spec
 from tianji.config import RelaxConfig, ScaleConfig
@@ -194,6 +195,10 @@ def test_the_policy_records_and_ranks_by_the_values_of_the_trainer(name):
         assert decision.extras == {}
 
 
+def tensors(part):
+    return {name: torch.from_numpy(array) for name, array in dqn._arrays(part).items()}
+
+
 @pytest.mark.parametrize("distribution", ["none", "c51", "qr"])
 def test_weights_scale_each_steps_share_of_the_loss_and_priorities_are_its_error(distribution):
     algorithm = replace(SMALL, prioritized=True, distribution=distribution)
@@ -207,11 +212,14 @@ def test_weights_scale_each_steps_share_of_the_loss_and_priorities_are_its_error
     for i in range(16):
         part.extras["weight"][:] = 0
         part.extras["weight"][0, i] = 16
-        alone.append(float(trainer._loss(part)[0].detach()))
+        alone.append(float(trainer._loss(tensors(part))[0].detach()))
     part.extras["weight"][:] = weight
-    loss = float(trainer._loss(part)[0].detach())
-    assert loss == pytest.approx(float(np.mean(weight[0] * alone)), rel=1e-5)
-    told = trainer.priorities()
+    loss, _, priority = trainer._loss(tensors(part))
+    assert float(loss.detach()) == pytest.approx(float(np.mean(weight[0] * alone)), rel=1e-5)
+    told = priority.numpy()
+    trainer.take(part)
+    trainer.finish()
+    np.testing.assert_array_equal(trainer.priorities(), told)
     assert told.shape == (16,)
     if distribution == "none":
         error = np.where(told <= 1, told**2 / 2, told - 0.5)
@@ -416,7 +424,7 @@ def test_gradients_at_half_the_precision_point_the_same_way(fields):
     gradients, values = [], []
     for precision in ("float32", "bfloat16"):
         trainer = on_pictures(precision, **fields)
-        loss, value = trainer._loss(part)
+        loss, value, _ = trainer._loss(tensors(part))
         loss.backward()
         gradients.append(trainer._optimizer._gradient.clone())
         values.append(float(value))

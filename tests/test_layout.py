@@ -10,7 +10,7 @@ NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm", "ledger
 PURE = {"balance", "trigger", "relax"}
 PARTS = {
     "store", "returns", "optim", "networks", "distributions", "moments", "frames", "gradients",
-    "sumtree", "prioritized", "recurrent", "actor_critic", "corrections", "episodes",
+    "sumtree", "prioritized", "recurrent", "actor_critic", "corrections", "episodes", "recorded",
 }  # fmt: skip
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 

@@ -137,6 +137,11 @@ class Optimizer:
         self.refresh()
         return norm
 
+    @property
+    def repeats(self) -> bool:
+        """Is a step the same kernels every time, whatever the gradient and whoever else steps?"""
+        return self._team.size == 1 and self._transform is None and self._shared is None
+
     def refresh(self) -> None:
         """Where parameters are shared: look at what the others have made of them meanwhile."""
         if self._shared is not None and self._laid_out:

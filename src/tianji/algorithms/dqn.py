@@ -30,6 +30,7 @@ from tianji.env import Discrete
 from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.prioritized import RECORDED, Prioritized
+from tianji.recorded import Recorded, Tensors
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import OffPolicy, Replay
 from tianji.types import Array, Layout, Leaves, Params, Rollout
@@ -303,7 +304,7 @@ class Trainer:
     """One gradient step on a batch from replay."""
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
-        self._hyper, self._device, self._team = hyper, spec.device, spec.team
+        self._hyper, self._team = hyper, spec.team
         self._online = _module(hyper, spec)
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
         self._online.to(spec.device)
@@ -328,6 +329,8 @@ class Trainer:
         self._part: Rollout | None = None
         self._priority: Tensor | None = None
         """of the last update's steps"""
+        records = self._optimizer.repeats and not hyper.noisy
+        self._step = Recorded(self._update, spec.device, records)
 
     def take(self, part: Rollout) -> None:
         self._optimizer.refresh()
@@ -335,13 +338,11 @@ class Trainer:
 
     def finish(self) -> Metrics:
         assert self._part is not None
-        loss, value = self._loss(self._part)
         rows = self._part.valid.size  # replay draws valid steps only
-        norm = self._optimizer.step(loss, self._hyper.learning_rate, rows)
+        told, self._priority = self._step(_arrays(self._part))
         self._updates += 1
         self._follow()
-        told = torch.stack([loss.detach(), value, norm]).unsqueeze(0)
-        (told,) = mean_over(self._team, told, [rows])
+        (told,) = mean_over(self._team, told.unsqueeze(0), [rows])
         return dict(zip(("loss", "q_mean", "grad_norm"), told.tolist(), strict=True)) | {
             "learning_rate": self._hyper.learning_rate,
             "epsilon": self._ladder or self._hyper.epsilon(self._updates * self._groups),
@@ -384,28 +385,33 @@ class Trainer:
         self._updates = state["updates"]
         load_generator_state(self._rng, state["rng"])
 
-    def _loss(self, part: Rollout) -> tuple[Tensor, Tensor]:
-        """The loss, and the mean value of the actions taken; what the steps are worth is noted."""
-        tensor, hyper = self._tensor, self._hyper
-        now, then = tensor(part.observation["obs"])  # each [N, ...]
-        action, reward = tensor(part.action)[0], tensor(part.reward)[0]
-        discount = tensor(part.extras["discount"])[0]
+    def _update(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        """One step down the gradient. [3]: the loss, the mean value of the actions taken, the
+        gradient's norm; [N]: what the batch's steps are worth."""
+        loss, value, priority = self._loss(batch)
+        norm = self._optimizer.step(loss, self._hyper.learning_rate, len(priority))
+        return torch.stack([loss.detach(), value, norm]), priority
+
+    def _loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the mean value of the actions taken, and [N] what the steps are worth."""
+        hyper = self._hyper
+        now, then = batch["obs"]  # each [N, ...]
+        action, reward, discount = (batch[name][0] for name in ("action", "reward", "discount"))
         with torch.no_grad():
             following = self._atoms(self._target, then)  # [N, n, atoms]
             chooser = self._atoms(self._online, then) if hyper.double else following
             value = self._mean(chooser)
-            if "mask" in part.observation:
-                legal = tensor(part.observation["mask"])[1]
+            if "mask" in batch:
+                legal = batch["mask"][1]
                 value = value.masked_fill(~legal, -torch.inf)
                 # An episode's last observation may have no legal action, and then no value.
                 discount = torch.where(legal.any(-1), discount, 0.0)
             following = _of(following, value.argmax(-1))
         taken = _of(self._atoms(self._online, now), action)  # [N, atoms]
         error, priority = self._errors(taken, following, reward, discount)
-        self._priority = priority
         if hyper.prioritized:
-            error = error * tensor(part.extras["weight"])[0]
-        return error.mean(), self._mean(taken.detach()).mean()
+            error = error * batch["weight"][0]
+        return error.mean(), self._mean(taken.detach()).mean(), priority
 
     def _errors(
         self, taken: Tensor, following: Tensor, reward: Tensor, discount: Tensor
@@ -456,10 +462,14 @@ class Trainer:
         elif self._updates % self._hyper.target_every == 0:
             self._target_flat.data.copy_(self._optimizer.flat.data)
 
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
-
 
 def _of(atoms: Tensor, action: Tensor) -> Tensor:
     """[N, atoms]: those of one action each."""
     return atoms.gather(1, action.view(-1, 1, 1).expand(-1, 1, atoms.shape[-1])).squeeze(1)
+
+
+def _arrays(part: Rollout) -> Leaves:
+    """What an update reads of a batch."""
+    arrays = {"obs": part.observation["obs"], "action": part.action, "reward": part.reward}
+    arrays |= {name: part.extras[name] for name in ("discount", "weight") if name in part.extras}
+    return arrays | {name: part.observation[name] for name in ("mask",) if name in part.observation}
