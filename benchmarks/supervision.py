@@ -48,7 +48,7 @@ from tianji.engines.host import Host
 from tianji.engines.hosts import Host as Known
 from tianji.engines.hosts import Hosts
 from tianji.engines.local import WATCH
-from tianji.plan import Placement
+from tianji.placement import Placement
 from tianji.role import Did
 
 BAR = 0.01

@@ -19,7 +19,7 @@ from tianji.errors import Failure
 from tianji.fault import Budget, Fault, parse, raised
 from tianji.learner import UPDATE
 from tianji.machine import oom_kills
-from tianji.plan import Placement
+from tianji.placement import Placement
 from tianji.record import Recorder
 from tianji.types import sha256
 from tianji.view.status import SilentView

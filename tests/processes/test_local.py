@@ -23,7 +23,7 @@ from local_runs import (
 
 import tianji
 from tianji.machine import cores
-from tianji.plan import Placement, placements
+from tianji.placement import Placement, placements
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,7 +20,7 @@ from tianji.engines.server import ForkServer
 from tianji.fault import Fault
 from tianji.folder import HOSTS
 from tianji.machine import oom_kills, process_rss, process_started
-from tianji.plan import Placement, kind_of
+from tianji.placement import Placement, kind_of
 from tianji.role import State
 
 GRACE = 2.0

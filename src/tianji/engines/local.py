@@ -22,7 +22,7 @@ from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure, Refusal
 from tianji.fault import parse
 from tianji.machine import cores
-from tianji.plan import placements
+from tianji.placement import placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm

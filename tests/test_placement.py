@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tianji.plan import Placement, placements
+from tianji.placement import Placement, placements
 
 ROLES = ["actor-0", "actor-1", "actor-2", "buffer", "learner", "evaluator"]
 
