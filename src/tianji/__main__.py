@@ -98,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
     train.add_argument("--name", help="the run folder's name (default: config, time and seed)")
     train.add_argument("--runs", default="runs", help="where run folders are made (default: runs)")
+    train.add_argument("--plan", metavar="FILE", help="spread the roles as this plan.json says")
     _add_output(train)
 
     resume = add(
@@ -116,6 +117,40 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_checkpoint(resume)
     _add_output(resume)
+
+    profile = add(
+        "profile",
+        _profile,
+        "measure what this machine does with a config, in at most 45 s",
+        "examples:\n  tianji profile ppo_pong\n\nThe result is kept, and `tianji plan` uses it.\n",
+    )
+    profile.add_argument("config", metavar="CONFIG", help="a TOML file, or a shipped one's name")
+    profile.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+    profile.add_argument("--json", action="store_true", help="print one JSON object")
+
+    plan = add(
+        "plan",
+        _plan,
+        "say how many actors and learner cores are best, what they will do, and why",
+        "examples:\n"
+        "  tianji plan ppo_pong\n"
+        "  tianji plan ppo_pong --what-if actors=16\n"
+        "  tianji plan ppo_pong --save plan.json; tianji train ppo_pong --plan plan.json\n\n"
+        "Without a profile it measures one first, in at most 45 s.\n",
+    )
+    plan.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
+    plan.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+    plan.add_argument("--cores", type=_count, help="use so many (default: all that there are)")
+    plan.add_argument("--gpus", type=_whole, help="0: learn on a CPU; 1: on a GPU")
+    plan.add_argument(
+        "--what-if", action="append", default=[], metavar="K=V",
+        help="only predict, with this of the config changed: actors, envs, rollout_length, cores, "
+        "learners, groups, engine",
+    )  # fmt: skip
+    plan.add_argument("--profile", type=Path, metavar="FILE", help="plan from this profile")
+    plan.add_argument("--again", action="store_true", help="measure anew")
+    plan.add_argument("--save", type=Path, metavar="FILE", help="write the plan, for train --plan")
+    plan.add_argument("--json", action="store_true", help="print one JSON object, last")
 
     evaluate = add("eval", _eval, "play whole episodes greedily and report their returns")
     evaluate.add_argument("run", metavar="RUN", help="a run folder")
@@ -200,6 +235,7 @@ def _train(arguments: argparse.Namespace) -> int:
             arguments.overrides,
             name=arguments.name,
             runs=arguments.runs,
+            plan=arguments.plan,
             view=view,
             age=age,
         ),
@@ -320,6 +356,62 @@ def _play(arguments: argparse.Namespace) -> int:
         trained.write_video(arguments.video, frames)
         print(f"{arguments.video}: {len(frames)} frames, return {total:.4g}")
     return 0
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    config = _module("config").load_config(arguments.config, arguments.overrides)
+    profiles = _module("profile")
+    found = profiles.measure(config, _progress)
+    path = profiles.save(found, config)
+    if arguments.json:
+        print(json.dumps(found.tree()))
+    else:
+        print(profiles.told(found))
+        print(f"\nkept in {path}\nnext: tianji plan {shlex.join(_words(arguments))}")
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    config, profiles, planner = (_module(m) for m in ("config", "profile", "planner"))
+    overrides = list(arguments.overrides)
+    if arguments.gpus is not None:
+        overrides.append(f"scale.device={'cuda' if arguments.gpus else 'cpu'}")
+    loaded = config.load_config(arguments.config, overrides)
+    found = None
+    if arguments.profile is not None:
+        found = profiles.load(arguments.profile, loaded)
+    elif not arguments.again:
+        found = profiles.cached(loaded)
+    if found is None:
+        found = profiles.measure(loaded, _progress)
+        profiles.save(found, loaded)
+    if arguments.what_if:
+        answer = planner.what_if(loaded, found, arguments.what_if, arguments.cores)
+        print(json.dumps(answer.tree()) if arguments.json else planner.told_of(answer))
+        return 0
+    plan = planner.make(loaded, found, arguments.cores)
+    if arguments.save is not None:
+        planner.write(arguments.save, plan, found)
+    if arguments.json:
+        print(json.dumps(planner.tree(plan, found, loaded, arguments.cores)))
+    else:
+        print(planner.told(plan, found, loaded, arguments.cores))
+    return 0
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    return [arguments.config, *arguments.overrides]
+
+
+def _progress(what: str, left: float) -> None:
+    """A line on the terminal that is overwritten; elsewhere, one for each measurement."""
+    live = sys.stderr.isatty()
+    begin, end = ("\r\x1b[K", "") if live else ("", "\n")
+    print(
+        f"{begin}measuring {what}: at most {left:.0f} s left", end=end, file=sys.stderr, flush=True
+    )
+    if live and not what:
+        print(begin, end="", file=sys.stderr, flush=True)
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -86,7 +86,8 @@ class ScaleConfig:
     ] = "tianji"  # fmt: skip
     """how far acting and learning may run apart: a preset, see `tianji list`"""
     actors: Annotated[int, Bound(1, 1000)] = 1
-    """actors, each with envs of its own"""
+    """actors, each with envs of its own; "auto": as many as `tianji plan` finds best, which then
+    says engine and cores, too, and shares envs_per_actor out among them"""
     learners: Annotated[int, Bound(1, 64)] = 1
     """learners of a group; each takes an equal share of every batch"""
     groups: Annotated[int, Bound(1, 64)] = 1
@@ -257,6 +258,9 @@ class Config:
     """of the config file, for the run folder's name"""
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
     """where each key's value came from"""
+    auto: bool = False
+    """scale.actors = "auto": the plan says how the run is spread; until then there is one actor,
+    with all envs"""
 
     def tree(self) -> dict[str, Any]:
         """The config as TOML would hold it, every key present; keys without a value left out."""
@@ -294,7 +298,8 @@ class Config:
             for f in dataclasses.fields(part):
                 key = f"{section}.{_public(f.name)}"
                 origin = self.origin.get(key, "default")
-                rows.append((key, getattr(part, f.name), origin, _meanings(type(part))[f.name]))
+                value = "auto" if self.auto and key == "scale.actors" else getattr(part, f.name)
+                rows.append((key, value, origin, _meanings(type(part))[f.name]))
         return rows
 
 
@@ -338,12 +343,23 @@ def load_config(
     for override in overrides:
         key = _override(tree, override)
         origins[".".join(key.split(".")[:2])] = "command line"
-    return _resolve(tree, origins, name, cores() if available is None else available)
+    auto = _take_auto(tree)
+    config = _resolve(tree, origins, name, cores() if available is None else available)
+    return dataclasses.replace(config, auto=auto)
+
+
+def _take_auto(tree: dict[str, Any]) -> bool:
+    """Is the number of actors left to the plan? Then there is one, until it is made."""
+    scale = tree.get("scale")
+    if not isinstance(scale, Mapping) or scale.get("actors") != "auto":
+        return False
+    tree["scale"] = {**scale, "actors": 1}
+    return True
 
 
 def engine_of(source: str | Path | Mapping[str, Any], overrides: str | Sequence[str]) -> str:
-    """What scale.engine will be, without a look at anything else; "" where the config is wrong,
-    which `load_config` then says."""
+    """What scale.engine will be, without a look at anything else; "auto" where that is left to the
+    plan; "" where the config is wrong, which `load_config` then says."""
     overrides = [overrides] if isinstance(overrides, str) else overrides
     try:
         tree = (
@@ -353,6 +369,8 @@ def engine_of(source: str | Path | Mapping[str, Any], overrides: str | Sequence[
         )
         for override in overrides:
             _override(tree, override)
+        if _take_auto(tree):
+            return "auto"
         engine = tree.get("scale", {}).get("engine", ScaleConfig.engine)
     except (Refusal, ValueError, OSError, AttributeError):
         return ""

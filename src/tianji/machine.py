@@ -61,6 +61,15 @@ def process_rss(pid: int) -> int:
         return 0
 
 
+def kept_waiting() -> float:
+    """Seconds so far that this thread could have run and others ran instead; 0 where that is not
+    told."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the third on."""
     try:
@@ -77,10 +86,31 @@ def version(package: str) -> str | None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use: by its affinity, and by its control group's share."""
+    mine = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        mine = len(os.sched_getaffinity(0))
+    quota = _cgroup_cores()
+    return mine if quota is None else max(1, min(mine, int(quota)))
+
+
+def _cgroup_cores(
+    root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """The least that this process's control group and those around it may use; None: no limit."""
+    shares = []
+    for folder, first in _cgroups(root, mine, "cpu"):
+        try:
+            if first:
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                most, period = ((folder / name).read_text().strip() for name in names)
+            else:
+                most, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if most.isdigit() and int(period) > 0:
+            shares.append(int(most) / int(period))
+    return min(shares, default=None)
 
 
 def cpu_model() -> str:
@@ -139,8 +169,8 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self
     return kills
 
 
-def _cgroups(root: Path, mine: Path) -> list[tuple[Path, bool]]:
-    """This process's control group for memory and those around it, innermost first, in each
+def _cgroups(root: Path, mine: Path, what: str = "memory") -> list[tuple[Path, bool]]:
+    """This process's control group for something and those around it, innermost first, in each
     hierarchy; True: of the first version."""
     try:
         lines = mine.read_text().splitlines()
@@ -149,9 +179,9 @@ def _cgroups(root: Path, mine: Path) -> list[tuple[Path, bool]]:
     found = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+        if controllers != "" and what not in controllers.split(","):
             continue
-        top = root if controllers == "" else root / "memory"
+        top = root if controllers == "" else root / what
         inside = top / path.strip("/")
         for folder in [inside, *inside.parents]:
             if top not in (folder, *folder.parents):

@@ -41,7 +41,7 @@ from tianji.signals import Signals
 from tianji.tally import Tally
 from tianji.trigger import Counts
 from tianji.verdict import verdict
-from tianji.view.status import SilentView, View
+from tianji.view.status import SilentView, View, human
 from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
@@ -58,18 +58,45 @@ def train(
     *,
     name: str | None = None,
     runs: str | Path = "runs",
+    plan: str | Path | None = None,
     view: View | None = None,
     age: Callable[[], float] | None = None,
 ) -> Result:
     """Train from a config: a file, the name of a shipped one, a mapping, or a loaded `Config`.
 
-    `overrides` are "key=value" as on the command line; `age` gives the seconds since launch.
+    `overrides` are "key=value" as on the command line; `plan` is a file whose plan is followed;
+    `age` gives the seconds since launch.
     """
     age = age or _since_now()
+    planned = None
+    if plan is not None or _is_auto(config, overrides):
+        config = config if isinstance(config, Config) else load_config(config, overrides)
+        config, planned = follow_plan(config, plan)
     with _server(config, overrides) as server:
         resolved = config if isinstance(config, Config) else load_config(config, overrides)
         folder = run_folder(Path(runs), name, resolved)
-        return _train(resolved, folder, name is not None, view or SilentView(), age, server)
+        view = view or SilentView()
+        return _train(resolved, folder, name is not None, view, age, server, planned)
+
+
+def _is_auto(
+    config: str | Path | Mapping[str, Any] | Config, overrides: str | Sequence[str]
+) -> bool:
+    if isinstance(config, Config):
+        return config.auto
+    return engine_of(config, overrides) == "auto"
+
+
+def follow_plan(config: Config, path: str | Path | None) -> tuple[Config, State]:
+    """The config as a plan spreads it, and the plan as it goes into the run folder: the one that a
+    file has, or the best that there is."""
+    from tianji import planner
+
+    if path is None:
+        config, plan, profile = planner.automatic(config)
+        return config, plan.tree() | {"facts": profile.facts, "whole": profile.whole}
+    tree = planner.read(Path(path))
+    return planner.spread(config, planner.choice_in(tree, Path(path))), tree
 
 
 def _train(
@@ -79,12 +106,16 @@ def _train(
     view: View,
     age: Callable[[], float],
     server: ForkServer | None,
+    planned: State | None = None,
 ) -> Result:
     with Signals() as signals, contextlib.closing(_Engines(resolved, server)) as engines:
         engines.make()
         folder = make_folder(folder, named, resolved)
         with locked(folder):
+            if planned is not None:
+                write_json(folder / "plan.json", planned)
             running = _Run(resolved, folder, engines, view, age)
+            running.planned = planned
             try:
                 return running.go(signals)
             except Refusal:
@@ -134,6 +165,16 @@ def _go_on(
         going_on = _Run(config, folder, engines, view, age)
         going_on.restore(checkpoint)
         return going_on.go(signals)
+
+
+def _said_of(planned: State) -> str:
+    from tianji.plan import Choice
+
+    new = planned["predicted"]["new"]
+    said = f"plan: {Choice(**planned['choice'])}; {human(new)} new steps/s are predicted"
+    if planned.get("whole", True):
+        return said
+    return f"{said}, from a look of 2 s; `tianji profile` would know better"
 
 
 @contextlib.contextmanager
@@ -261,6 +302,8 @@ class _Run:
         """mean return of the last evaluation"""
         self._start_s = 0.0
         self._unsaved = self._lost = 0
+        self.planned: State | None = None
+        """the plan that it follows, if it follows one"""
         self.refused = False
         """did it end before anything was done that is worth keeping?"""
 
@@ -329,6 +372,8 @@ class _Run:
         self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
+        if self.planned is not None:
+            self._recorder.event(_said_of(self.planned))
         if self._resumed:
             assert self._restored is not None
             updates = updates_of(self._restored)

@@ -1,0 +1,472 @@
+"""How many actors, with how many envs, and how many cores to learn with: arithmetic on measured
+rates, which predicts what a run will do and searches for the best of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+Binding = Literal["actors", "learner", "channel", "turns"]
+"""what bounds a run: making steps, learning from them, handing them on; or both sides in turn"""
+
+SIDES: tuple[Binding, ...] = ("actors", "learner", "channel")
+
+SAME = 0.01
+"""share by which two predictions must differ to be told apart; the one with fewer cores is taken"""
+WORTH = 0.05
+"""share that a change must bring to be advised"""
+MOST_ENVS = 512
+"""envs of an actor, at most, where the plan may choose them"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a config asks for, as far as speed is concerned. Whatever the choice, an update follows
+    as many new steps, consumes as many, and is bounded alike in staleness."""
+
+    rows: int
+    """new steps that an update follows, resets counted"""
+    batch: int
+    """steps that an update consumes"""
+    on_policy: bool
+    lead: float
+    """updates that acting may run ahead; 0: acting and learning take turns"""
+    streams: bool
+    """does an update take each rollout as it arrives?"""
+    publish: int
+    """updates between two snapshots"""
+    envs: int
+    """of all actors together, as the config has them"""
+    T: int
+    """steps of each env in a rollout"""
+    most_rows: int = 1 << 62
+    """steps of one rollout of every actor, at most: for replay, where they need not be a batch"""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was measured, in seconds, each role alone on its cores if not said otherwise."""
+
+    act: Mapping[int, float]
+    """envs: one step of all of them, inference included (with T steps: Tsp, for a rollout)"""
+    begin: float
+    """of a rollout beside its steps: to load the newest parameters"""
+    send: float
+    """to push a rollout (Tsd)"""
+    receive: float
+    """to take a rollout into the store and grant another (Trv)"""
+    serve: float
+    """to choose a batch and hand it on"""
+    learn: Mapping[int, float]
+    """cores: one update, all of it"""
+    take: float
+    """of that, on one core, what can be done as rollouts arrive"""
+    publish: float
+    """to make a version known to the actors"""
+    wake: float
+    """from a push until the other process has noticed"""
+    slow_act: Mapping[int, float]
+    """busy cores: how much longer acting takes than alone"""
+    slow_learn: Mapping[int, float]
+    """busy cores: how much longer an update takes than alone"""
+    valid: float = 1.0
+    """share of steps that are not resets"""
+    device: str = "cpu"
+    """where updates were computed"""
+
+    def step(self, envs: int) -> float:
+        """Seconds of one step of so many envs; between what was measured, on a line in logarithms;
+        beyond it, in proportion."""
+        return _between(self.act, envs, above=1.0)
+
+    def update(self, cores: int) -> float:
+        """Seconds of one update; beyond the measured cores, as with the most."""
+        return _between(self.learn, cores, above=0.0)
+
+    def acting_slowed(self, busy: int) -> float:
+        return max(1.0, _between(self.slow_act, max(1, busy), above=0.0))
+
+    def learning_slowed(self, busy: int) -> float:
+        return max(1.0, _between(self.slow_learn, max(1, busy), above=0.0))
+
+    @property
+    def most_learner_cores(self) -> int:
+        return max(self.learn)
+
+    def tree(self) -> dict[str, Any]:
+        tree = asdict(self)
+        for name in CURVES:
+            tree[name] = {str(key): value for key, value in tree[name].items()}
+        return tree
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Rates:
+        curves = {
+            name: {int(key): float(value) for key, value in tree[name].items()} for name in CURVES
+        }
+        return cls(**{**tree, **curves})
+
+
+CURVES = ("act", "learn", "slow_act", "slow_learn")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a run is spread."""
+
+    engine: Literal["serial", "local"]
+    actors: int
+    envs: int
+    """of an actor"""
+    rollout_length: int
+    cores: int = 1
+    """of the learner"""
+    learners: int = 1
+    groups: int = 1
+
+    @property
+    def rows_per_rollout(self) -> int:
+        return self.envs * self.rollout_length
+
+    @property
+    def cores_used(self) -> int:
+        """By actors and learners. The buffer's part-time is in the prediction."""
+        if self.engine == "serial":
+            return self.cores
+        return self.groups * (self.actors + self.learners * self.cores)
+
+    def __str__(self) -> str:
+        envs = f"{self.envs} env{'s' * (self.envs > 1)}"
+        if self.engine == "serial":
+            threads = f", {self.cores} cores to learn with" if self.cores > 1 else ""
+            return f"one process: {envs}{threads}"
+        groups = f"{self.groups} groups of " if self.groups > 1 else ""
+        actors = f"{self.actors} actor{'s' * (self.actors > 1)} with {envs}"
+        learners = "a learner" if self.learners == 1 else f"{self.learners} learners"
+        cores = f"{self.cores} cores" if self.cores > 1 else "1 core"
+        return f"{groups}{actors}{' each' * (self.actors > 1)}, {learners} with {cores}"
+
+
+class Prediction(NamedTuple):
+    """What a choice will come to, in steps per second; resets are left out."""
+
+    choice: Choice
+    produced: float
+    received: float
+    consumed: float
+    new: float
+    """that updates follow: TR_L and TR_A where they are equal"""
+    binding: Binding
+    capacity: dict[str, float]
+    """new steps per second that each side could do if the others were no limit"""
+
+    def tree(self) -> dict[str, Any]:
+        rates = {name: getattr(self, name) for name in ("produced", "received", "consumed", "new")}
+        return {
+            "choice": asdict(self.choice),
+            "predicted": rates,
+            "binding": self.binding,
+            "capacity": self.capacity,
+        }
+
+
+def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
+    """What a choice will come to on so many cores, of which it may leave some idle."""
+    if choice.engine == "serial":
+        return _serial(task, rates, choice)
+    busy = min(choice.cores_used, cores)
+    slow = rates.acting_slowed(busy)
+    per_group = cores / choice.groups
+    rows, R = task.rows, choice.rows_per_rollout
+    acting = (choice.rollout_length * rates.step(choice.envs) + rates.begin) * slow + rates.send
+    """seconds of an actor for a rollout"""
+    passing = (rates.receive / R + rates.serve / rows) * slow
+    """seconds of the buffer for a row"""
+    learning = _update_seconds(task, rates, choice) * rates.learning_slowed(busy)
+    left = per_group - choice.learners * choice.cores
+    """cores for actors and buffer"""
+    # Actors have a core each, and what the buffer takes of them is not theirs.
+    actors = min(choice.actors * R / acting, left / (acting / R + passing))
+    sides: dict[Binding, float] = {
+        "actors": actors, "learner": rows / learning, "channel": 1 / passing
+    }  # fmt: skip
+    if task.lead > 0:
+        x = min(sides.values())
+        binding: Binding = min(SIDES, key=lambda side: sides[side])
+    else:
+        x, binding = _in_turn(task, rates, choice, actors, learning), "turns"
+    return _prediction(task, rates, choice, x, binding, sides)
+
+
+def _serial(task: Task, rates: Rates, choice: Choice) -> Prediction:
+    """One process does all, one after the other."""
+    R = choice.rows_per_rollout
+    acting = (choice.rollout_length * rates.step(choice.envs) + rates.begin) / R
+    passing = rates.receive / R + rates.serve / task.rows
+    learning = _update_seconds(task, rates, choice) / task.rows
+    sides: dict[Binding, float] = {
+        "actors": 1 / acting, "learner": 1 / learning, "channel": 1 / passing
+    }  # fmt: skip
+    return _prediction(task, rates, choice, 1 / (acting + passing + learning), "turns", sides)
+
+
+def _in_turn(task: Task, rates: Rates, choice: Choice, actors: float, learning: float) -> float:
+    """Rows per second where acting waits for the version and learning for the rows: at lead 0. A
+    round is at least one rollout of every actor."""
+    rows = max(task.rows, choice.actors * choice.rows_per_rollout)
+    updates = rows / task.rows
+    collecting = rows / actors + 4 * rates.wake
+    learning *= updates
+    if task.streams:
+        taking = min(learning, rates.take * updates)
+        return rows / (max(collecting, taking) + learning - taking)
+    return rows / (collecting + learning)
+
+
+def _update_seconds(task: Task, rates: Rates, choice: Choice) -> float:
+    """Of a learner, for one update; several share its batch."""
+    return rates.update(choice.cores) / choice.learners + rates.publish / task.publish
+
+
+def _prediction(
+    task: Task,
+    rates: Rates,
+    choice: Choice,
+    x: float,
+    binding: Binding,
+    sides: Mapping[Binding, float],
+) -> Prediction:
+    new = choice.groups * x * rates.valid
+    consumed = choice.groups * x / task.rows * task.batch
+    consumed *= rates.valid if task.on_policy else 1.0
+    scale = choice.groups * rates.valid
+    capacity: dict[str, float] = {side: scale * rate for side, rate in sides.items()}
+    return Prediction(choice, new, new, consumed, new, binding, capacity)
+
+
+Allowed = Callable[[Choice], bool]
+
+
+def choices(
+    task: Task,
+    rates: Rates,
+    cores: int,
+    allowed: Allowed = lambda choice: True,
+    groups: Sequence[int] = (1,),
+) -> Iterable[Choice]:
+    """All ways to spread a task that change nothing of what is learnt and leave every actor and
+    every learner's thread a core of its own. Batches of rollouts are split among actors; where
+    steps are replayed, actors may have as many envs as they like."""
+    threads = [c for c in sorted(rates.learn) if c <= cores]
+    for envs, T in _envs(task, actors=1):
+        for c in threads:
+            if allowed(choice := Choice("serial", 1, envs, T, cores=c)):
+                yield choice
+    for G in groups:
+        for c in threads:
+            for actors in range(1, cores // G - c + 1):
+                for envs, T in _envs(task, actors):
+                    choice = Choice("local", actors, envs, T, cores=c, groups=G)
+                    if allowed(choice):
+                        yield choice
+
+
+def _envs(task: Task, actors: int) -> Iterable[tuple[int, int]]:
+    """(envs of an actor, rollout length) that so many actors can have."""
+    if task.on_policy:
+        if task.envs % actors == 0:
+            yield task.envs // actors, task.T
+        return
+    lengths = {task.T, max(1, task.T // 2), 2 * task.T}
+    counts = {2**i for i in range(MOST_ENVS.bit_length())} | {max(1, task.envs // actors)}
+    for T in sorted(lengths):
+        for envs in sorted(counts):
+            if actors * envs * T <= task.most_rows:
+                yield envs, T
+
+
+def search(
+    task: Task,
+    rates: Rates,
+    cores: int,
+    allowed: Allowed = lambda choice: True,
+    groups: Sequence[int] = (1,),
+) -> list[Prediction]:
+    """All predictions, best first: by new steps per second; of those that are alike, by how few
+    cores and envs they take, and how little they differ from the config."""
+    found = [
+        predict(task, rates, choice, cores)
+        for choice in choices(task, rates, cores, allowed, groups)
+    ]
+    if not found:
+        return []
+    best = max(p.new for p in found)
+
+    def rank(p: Prediction) -> tuple[float, ...]:
+        choice = p.choice
+        level = math.floor(math.log(best / p.new) / math.log1p(SAME))
+        other = abs(math.log2(choice.rows_per_rollout * choice.actors / (task.envs * task.T)))
+        return level, choice.groups, choice.cores_used, other, choice.actors, choice.envs
+
+    return sorted(found, key=rank)
+
+
+def alternatives(ranked: Sequence[Prediction], most: int = 3) -> list[Prediction]:
+    """The next best that are another way to spread, not the same with other envs."""
+    seen, found = set(), []
+    for p in ranked:
+        way = p.choice.engine, p.choice.actors, p.choice.cores, p.choice.learners, p.choice.groups
+        if way not in seen:
+            seen.add(way)
+            found.append(p)
+    return found[1 : most + 1]
+
+
+class Knee(NamedTuple):
+    """Where collecting no longer becomes faster by more actors."""
+
+    actors: float
+    """N_A* = (Tsp + Tsd) / Trv"""
+    sample: float
+    send: float
+    receive: float
+
+
+def knee(rates: Rates, envs: int, T: int) -> Knee:
+    """Equation (1) of TianJi, with the 1 / N_A that its own condition implies."""
+    sample = T * rates.step(envs) + rates.begin
+    return Knee((sample + rates.send) / rates.receive, sample, rates.send, rates.receive)
+
+
+def collection_seconds(rates: Rates, envs: int, T: int, actors: int, rollouts: int) -> float:
+    """Tc = max((Tsp + Tsd) / N_A, Trv) Ns."""
+    _, sample, send, receive = knee(rates, envs, T)
+    return max((sample + send) / actors, receive) * rollouts
+
+
+def more_actors(task: Task, rates: Rates, best: Prediction, cores: int) -> str:
+    """Why the plan has no more actors than it has."""
+    choice = best.choice
+    if choice.engine == "serial":
+        split = [c for c in choices(task, rates, cores) if c.engine == "local"]
+        if not split:
+            return "there is no core for a second process"
+        apart = max((predict(task, rates, c, cores) for c in split), key=lambda p: p.new)
+        return (
+            f"one process makes {best.new:,.0f} new steps/s; {apart.choice} would make "
+            f"{apart.new:,.0f}"
+        )
+    side = {"actors": "acting", "learner": "learning", "channel": "the buffer"}
+    if best.binding == "learner":
+        idle = 1 - best.capacity["learner"] / best.capacity["actors"]
+        return (
+            f"the learner can follow {best.capacity['learner']:,.0f} new steps/s and the actors "
+            f"make up to {best.capacity['actors']:,.0f}: they already wait {idle:.0%} of their time"
+        ).replace("%", " %")
+    if best.binding == "channel":
+        return f"the buffer can pass on {best.capacity['channel']:,.0f} steps/s, whoever makes them"
+    if choice.cores_used >= cores:
+        return f"all {cores} cores are taken, and {side.get(best.binding, 'acting')} needs each"
+    more = replace(choice, actors=choice.actors + 1)
+    if task.on_policy and task.envs % more.actors:
+        return f"{task.envs} envs cannot be split equally among {more.actors} actors"
+    then = predict(task, rates, more, cores)
+    return f"one more would make {then.new:,.0f} new steps/s instead of {best.new:,.0f}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choice, what it is predicted to come to, and what else there was."""
+
+    best: Prediction
+    others: tuple[Prediction, ...]
+    why: str
+    """there are no more actors"""
+    notes: tuple[str, ...] = ()
+    """what more there is to be said: what a core more would bring, what cannot be balanced"""
+    rates: Rates | None = field(default=None, compare=False)
+
+    def tree(self) -> dict[str, Any]:
+        return {
+            **self.best.tree(),
+            "alternatives": [p.tree() for p in self.others],
+            "why_not_more_actors": self.why,
+            "notes": list(self.notes),
+            "rates": None if self.rates is None else self.rates.tree(),
+        }
+
+
+def plan(
+    task: Task,
+    rates: Rates,
+    cores: int,
+    allowed: Allowed = lambda choice: True,
+    groups: Sequence[int] = (1,),
+) -> Plan | None:
+    """The best choice; None where none is allowed."""
+    ranked = search(task, rates, cores, allowed, groups)
+    if not ranked:
+        return None
+    best = ranked[0]
+    notes = [*_one_core_more(task, rates, best, cores, allowed, groups)]
+    if (never := unbalanced(task, rates, cores)) is not None:
+        notes.append(never)
+    why = more_actors(task, rates, best, cores)
+    return Plan(best, tuple(alternatives(ranked)), why, tuple(notes), rates)
+
+
+def _one_core_more(
+    task: Task,
+    rates: Rates,
+    best: Prediction,
+    cores: int,
+    allowed: Allowed,
+    groups: Sequence[int],
+) -> Iterable[str]:
+    then = search(task, rates, cores + 1, allowed, groups)
+    gain = then[0].new / best.new - 1 if then else 0.0
+    if gain > WORTH:
+        yield f"one core more would bring {gain:+.0%} ({then[0].choice})".replace("%", " %")
+    else:
+        yield "one core more would bring less than 5 %"
+
+
+def unbalanced(task: Task, rates: Rates, cores: int) -> str | None:
+    """What can never keep up with the other side on this machine, and what would help; None: the
+    two can be made equal."""
+    one = task.rows / (rates.update(min(rates.most_learner_cores, max(1, cores - 1))))
+    envs = task.envs if task.on_policy else max(rates.act)
+    actor = envs / rates.step(envs)
+    if one < actor / 2:
+        return (
+            f"cannot be balanced: one actor makes {actor * rates.valid:,.0f} new steps/s and the "
+            f"learner, with all cores that help it, follows {one * rates.valid:,.0f}. A GPU, fewer "
+            f"epochs or a lower replay ratio would let it keep up; more actors would not"
+        )
+    most = max(1, cores - 1) * actor
+    if most < task.rows / rates.update(1) / 2:
+        return (
+            f"cannot be balanced: {max(1, cores - 1)} actors make {most * rates.valid:,.0f} new "
+            f"steps/s, and one learner's core follows "
+            f"{task.rows / rates.update(1) * rates.valid:,.0f}. A faster env, a smaller network or "
+            f"more cores would let them keep up; more learner cores would not"
+        )
+    return None
+
+
+def _between(points: Mapping[int, float], x: int, above: float) -> float:
+    """The value at x, on lines in logarithms between the points. Below them it is the first; above,
+    the last grows by x ** above."""
+    xs = sorted(points)
+    if x in points:
+        return points[x]
+    if x <= xs[0]:
+        return points[xs[0]]
+    if x > xs[-1]:
+        return points[xs[-1]] * float((x / xs[-1]) ** above)
+    high = next(k for k in xs if k > x)
+    low = xs[xs.index(high) - 1]
+    slope = math.log(points[high] / points[low]) / math.log(high / low)
+    return points[low] * float((x / low) ** slope)

@@ -1,0 +1,221 @@
+"""From a config and a profile to a plan, and from a plan to the config that follows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tianji import profile as profiles
+from tianji.build import Topology, make_spec
+from tianji.config import Config
+from tianji.env import EnvSpec
+from tianji.errors import Refusal
+from tianji.folder import write_json
+from tianji.machine import cores as cores_here
+from tianji.plan import Choice, Plan, Prediction, Task, knee, plan, predict
+from tianji.profile import Profile
+from tianji.view.status import human
+
+FIELDS = ("engine", "actors", "envs", "rollout_length", "cores", "learners", "groups")
+
+
+def spread(config: Config, choice: Choice) -> Config:
+    """The config with its roles spread as a choice says; what is learnt stays the same."""
+    scale = dataclasses.replace(
+        config.scale,
+        engine=choice.engine,
+        actors=choice.actors,
+        envs_per_actor=choice.envs,
+        rollout_length=choice.rollout_length,
+        cores=choice.cores,
+        learners=choice.learners,
+        groups=choice.groups,
+    )
+    return dataclasses.replace(config, scale=scale, auto=False)
+
+
+def choice_of(config: Config) -> Choice:
+    """How a config spreads its roles."""
+    scale = config.scale
+    return Choice(
+        scale.engine, scale.actors, scale.envs_per_actor, scale.rollout_length, scale.cores,
+        scale.learners, scale.groups,
+    )  # fmt: skip
+
+
+def make(config: Config, profile: Profile, cores: int | None = None) -> Plan:
+    """The best way to spread a config over so many cores, by default all that there are."""
+    cores = _cores(cores)
+    _, env = profiles.task_and_env(profiles.template(config))
+
+    def allowed(choice: Choice) -> bool:
+        return possible(config, choice, env, profile.task)
+
+    found = plan(profile.task, profile.rates, cores, allowed)
+    if found is None:
+        raise Refusal(
+            f"no way to spread {config.name} over {cores} cores is possible, so there is no plan. "
+            f"Set scale.actors yourself; `tianji train` says what is wrong with it."
+        )
+    return dataclasses.replace(found, notes=(*found.notes, *_of_gpu(config)))
+
+
+def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
+    """Would a run begin that way, and learn from as much at an update?"""
+    other = spread(config, choice)
+    try:
+        joined = Topology(other, make_spec(other, env), lambda envs: other.env.make(envs))
+        same = joined.balance.steps_per_update == task.rows
+        joined.check_memory()
+    except Refusal:
+        return False
+    return same
+
+
+def what_if(
+    config: Config, profile: Profile, changes: Sequence[str], cores: int | None
+) -> Prediction:
+    """What the model says of the config with some fields of its choice changed, such as actors=16;
+    cores=64 of the machine are called machine_cores."""
+    choice, cores = choice_of(config), _cores(cores)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if (
+            not equals
+            or key not in (*FIELDS[1:], "engine")
+            or (key != "engine" and not text.isdigit())
+        ):
+            raise Refusal(
+                f'"{change}" cannot be asked. Write one of {", ".join(FIELDS)} and its value, such '
+                f"as actors=16."
+            )
+        changed: dict[str, Any] = {key: text if key == "engine" else int(text)}
+        choice = dataclasses.replace(choice, **changed)
+    if choice.engine == "serial" and choice.actors > 1:
+        choice = dataclasses.replace(choice, engine="local")
+    return predict(profile.task, profile.rates, choice, max(cores, choice.cores_used))
+
+
+def _cores(asked: int | None) -> int:
+    here = cores_here()
+    if asked is not None and asked > here:
+        raise Refusal(
+            f"--cores {asked} is more than the {here} that this process may use (by its affinity "
+            f"and its control group), so that a plan could not be kept. Leave it out, or ask "
+            f"--what-if actors={asked - 1}, which answers from the model."
+        )
+    return here if asked is None else asked
+
+
+def _of_gpu(config: Config) -> list[str]:
+    import torch
+
+    if config.scale.device == "cpu" and torch.cuda.is_available():
+        return ["there is a GPU: `tianji plan CONFIG scale.device=cuda` measures what it brings"]
+    return []
+
+
+def write(path: Path, found: Plan, profile: Profile) -> None:
+    write_json(path, found.tree() | {"facts": profile.facts, "whole": profile.whole})
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A plan that was written."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        float(found["predicted"]["new"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from error
+    choice_in(found, path)
+    return found
+
+
+def choice_in(found: dict[str, Any], path: Path) -> Choice:
+    try:
+        choice = Choice(**found["choice"])
+        if choice.engine not in ("serial", "local"):
+            raise ValueError(f"engine {choice.engine}")
+        if any(int(getattr(choice, name)) < 1 for name in FIELDS[1:]):
+            raise ValueError("a count is less than 1")
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if choice.cores_used > cores_here():
+        raise Refusal(
+            f"{path} wants {choice.cores_used} cores ({choice}) and this process may use "
+            f"{cores_here()}, so that its roles would slow each other and the prediction would not "
+            f'hold. Make a plan here: `tianji plan CONFIG`, or scale.actors = "auto".'
+        )
+    return choice
+
+
+def _unreadable(path: Path, error: Exception) -> Refusal:
+    return Refusal(
+        f"{path} is no plan that can be read ({error!r}), so there is nothing to follow. A run "
+        f"folder's plan.json is one, and `tianji plan CONFIG --save FILE` writes one."
+    )
+
+
+def tree(found: Plan, profile: Profile, config: Config, cores: int | None) -> dict[str, Any]:
+    """All of it, as one JSON object."""
+    now = predict(profile.task, profile.rates, choice_of(config), _cores(cores))
+    told = found.tree() | {"facts": profile.facts, "config": now.tree(), "whole": profile.whole}
+    choice = found.best.choice
+    n = knee(profile.rates, choice.envs, choice.rollout_length)
+    return told | {"knee": n._asdict()}
+
+
+def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> str:
+    """As a person wants to read it."""
+    best, rates = found.best, profile.rates
+    now = predict(profile.task, rates, choice_of(config), _cores(cores))
+    n = knee(rates, best.choice.envs, best.choice.rollout_length)
+    lines = [
+        f"plan        {best.choice}",
+        f"predicted   {human(best.new)} new steps/s; {human(best.produced)} produced, "
+        f"{human(best.received)} received, {human(best.consumed)} consumed",
+        f"binding     {_binding(best)}",
+        f"the config  {now.choice}: {human(now.new)} new steps/s"
+        + (" (the same)" if now.choice == best.choice else f", {best.new / now.new:.2f} times less"
+           if best.new > 1.05 * now.new else ", about as good"),
+        f"more actors {found.why}",
+        f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the limit",
+    ]  # fmt: skip
+    if found.others:
+        lines.append("next best")
+        lines += [f"  {human(p.new):>8} new steps/s  {p.choice}" for p in found.others]
+    lines += [f"note        {note}" for note in found.notes]
+    if not profile.whole:
+        lines.append("note        from a look of 2 s; `tianji profile` would know better")
+    return "\n".join(lines)
+
+
+def told_of(p: Prediction) -> str:
+    """One prediction, as a person wants to read it."""
+    return "\n".join(
+        (
+            f"what if     {p.choice}",
+            f"predicted   {human(p.new)} new steps/s; {human(p.produced)} produced, "
+            f"{human(p.received)} received, {human(p.consumed)} consumed",
+            f"binding     {_binding(p)}",
+        )
+    )
+
+
+def _binding(p: Prediction) -> str:
+    if p.binding == "turns":
+        shares = {side: 1 / rate for side, rate in p.capacity.items()}
+        whole = sum(shares.values())
+        parts = ", ".join(f"{side} {share / whole:.0%}" for side, share in shares.items())
+        return f"acting and learning take turns: {parts} of the time".replace("%", " %")
+    rates = ", ".join(f"{side} {human(rate)}" for side, rate in p.capacity.items())
+    return f"{p.binding} (could do: {rates} new steps/s)"
+
+
+def automatic(config: Config) -> tuple[Config, Plan, Profile]:
+    """What scale.actors = "auto" comes to, from the profile if there is one, else from a look."""
+    profile = profiles.cached(config) or profiles.look(config)
+    found = make(config, profile)
+    return spread(config, found.best.choice), found, profile

@@ -1,0 +1,380 @@
+"""Short measurements of real roles, each in a process of its own on cores of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import select
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tianji.actor import Actor
+from tianji.algorithm import Spec
+from tianji.build import Built, Topology, assemble, topology
+from tianji.channel import Channel, Inbox
+from tianji.config import Config
+from tianji.driver import Serial
+from tianji.engines.forkserver import die_with_parent
+from tianji.env import Env
+from tianji.errors import Failure
+from tianji.machine import keep_memory, kept_waiting
+from tianji.role import Did, State, generator
+from tianji.transports.memory import Memory
+from tianji.transports.shm import Shm
+from tianji.types import STEPS, leaf, rollout_layout
+
+Measured = dict[str, Any]
+Measurement = Callable[[], Measured]
+"""to be called once all is ready; what it returns is JSON"""
+
+SLICES = 5
+"""of a measurement, of which the median is told: others may use the machine"""
+GRACE = 60.0
+"""seconds that a child may take longer than it was asked to"""
+RECEIVE = Did("receive")
+NO_ROLLOUT = Did(waits="actor")
+
+
+class Job:
+    """What is measured, and on which cores."""
+
+    def __init__(
+        self, prepare: Callable[[], Measurement], cores: Sequence[int], seconds: float
+    ) -> None:
+        self.prepare = prepare
+        self.cores = tuple(cores)
+        self.seconds = seconds
+        """that it is expected to take, preparation included"""
+
+
+def alone(job: Job) -> Measured:
+    return together([job])[0]
+
+
+def together(jobs: Sequence[Job]) -> list[Measured]:
+    """Measure all at the same time: each in a child, and none begins before all are ready."""
+    with contextlib.ExitStack() as ending:
+        children = [_Child(job) for job in jobs]
+        for child in children:
+            ending.callback(child.close)
+        for child in children:
+            child.until_ready()
+        for child in children:
+            child.go()
+        return [child.result() for child in children]
+
+
+class _Child:
+    """A process that measures."""
+
+    def __init__(self, job: Job) -> None:
+        down, up = os.pipe(), os.pipe()
+        parent = os.getpid()
+        self._job = job
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(down[1])
+            os.close(up[0])
+            _measure(job, down[0], up[1], parent)
+        os.close(down[0])
+        os.close(up[1])
+        self._down, self._up = down[1], up[0]
+        self._said = b""
+
+    def until_ready(self) -> None:
+        self._line()
+
+    def go(self) -> None:
+        os.write(self._down, b"go\n")
+
+    def result(self) -> Measured:
+        found: Measured = json.loads(self._line())
+        return found
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._down)
+        os.close(self._up)
+
+    def _line(self) -> bytes:
+        """What it says next; raises what it failed with."""
+        end = time.monotonic() + self._job.seconds + GRACE
+        while b"\n" not in self._said:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Failure(
+                    f"a measurement that was to take {self._job.seconds:.0f} s has not ended after "
+                    f"{self._job.seconds + GRACE:.0f} s, so there is no profile. Does the env hang?"
+                )
+            if not _readable(self._up, left):
+                continue
+            if not (more := os.read(self._up, 1 << 16)):
+                raise Failure("a process that measured was killed, so there is no profile")
+            self._said += more
+        line, _, self._said = self._said.partition(b"\n")
+        if line.startswith(b"failed "):
+            raise Failure(f"the measurement failed: {json.loads(line[7:])}")
+        return line
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    return bool(select.select([fd], [], [], seconds)[0])
+
+
+def _measure(job: Job, down: int, up: int, parent: int) -> None:
+    """The child's whole life."""
+    code = 1
+    try:
+        die_with_parent(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers, and ends this
+        os.sched_setaffinity(0, job.cores)
+        torch.set_num_threads(1)
+        keep_memory()
+        measurement = job.prepare()
+        os.write(up, b"ready\n")
+        os.read(down, 3)
+        os.write(up, json.dumps(measurement()).encode() + b"\n")
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        os.write(up, b"failed " + json.dumps(f"{type(error).__name__}: {error}").encode() + b"\n")
+    finally:
+        os._exit(code)
+
+
+class Slice:
+    """A while in which one measures: what others took of it does not count."""
+
+    def __init__(self, driver: Serial) -> None:
+        driver.start()
+        self._driver = driver
+        self._waited = kept_waiting()
+
+    def seconds(self, *keys: str) -> float:
+        """Spent on these, by the driver's account."""
+        spent, elapsed = self._driver.seconds, self._driver.elapsed
+        kept = 1.0 - (kept_waiting() - self._waited) / elapsed if elapsed > 0 else 1.0
+        return max(0.05, kept) * sum(spent.get(key, 0.0) for key in keys)
+
+
+class Sink:
+    """In the place of a buffer: it takes what an actor makes and asks for more."""
+
+    name = "sink"
+
+    def __init__(self, lane: Inbox) -> None:
+        self.rollouts = self.rows = self.valid = 0
+        self._lane = lane
+
+    def step(self) -> Did:
+        if (slot := self._lane.probe()) is None:
+            if not self._lane.out:
+                self._lane.grant(0)
+                return RECEIVE
+            return NO_ROLLOUT
+        self.rollouts += 1
+        self.rows += slot.leaf("valid").size
+        self.valid += int(slot.leaf("head")[STEPS])
+        self._lane.release(slot)
+        self._lane.grant(0)
+        return RECEIVE
+
+    def state(self) -> State:
+        return {}
+
+    def load_state(self, state: State) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def acting(config: Config, envs: int, seconds: float) -> Measurement:
+    """An actor with so many envs and nobody to wait for: seconds of a step of all of them, of what
+    a rollout takes beside its steps, and the share of steps that are not resets."""
+    scale = dataclasses.replace(config.scale, engine="local", actors=1, envs_per_actor=envs)
+
+    def make(num_envs: int) -> Env:
+        return config.env.make(num_envs, False, scale.env_threads, scale.halves)
+
+    env = make(envs)
+    of_config = dataclasses.replace(config, scale=scale)
+    spec = _spec(of_config, env)
+    joined = Topology(of_config, spec, make)
+    lane = Channel("rollouts-0", rollout_layout(joined.row, spec.T, envs), 2)
+    transport = Memory()
+    policy = config.algorithm.policy(dataclasses.replace(spec, actor=0))
+    params = config.algorithm.trainer(dataclasses.replace(spec, device="cpu")).params(0)
+    transport.publisher("snapshots", params.flat.size).push(0, params.flat)
+    actor = Actor(
+        index=0,
+        env=env,
+        policy=policy,
+        rollouts=transport.outbox(lane),
+        snapshots=transport.subscriber("snapshots", params.flat.size),
+        behind=math.inf,
+        rng=generator(config.seed, "actor"),
+        seed=config.seed,
+        make=make,
+        halves=scale.halves,
+    )
+    sink = Sink(transport.inbox(lane))
+    driver = Serial([actor, sink])
+    deadline = time.perf_counter() + seconds
+    while sink.rollouts < 2 and time.perf_counter() < deadline:
+        driver.step()
+
+    def measure() -> Measured:
+        steps, loads = [], []
+        for _ in range(SLICES):
+            part = Slice(driver)
+            before, rollouts, end = actor.steps, sink.rollouts, driver.now + seconds / SLICES
+            while driver.now < end or actor.steps == before:
+                driver.step()
+            worked = part.seconds("actor/infer", "actor/simulate")
+            steps.append(worked / (actor.steps - before))
+            if sink.rollouts > rollouts:
+                loads.append(part.seconds("actor/load") / (sink.rollouts - rollouts))
+        return {
+            "step": statistics.median(steps),
+            "load": statistics.median(loads) if loads else 0.0,
+            "valid": sink.valid / sink.rows if sink.rows else 1.0,
+        }
+
+    return measure
+
+
+def _spec(config: Config, env: Env) -> Spec:
+    """The algorithm's, whether or not it could learn from rollouts of this size."""
+    scale, stop = config.scale, config.stop
+    return Spec(
+        env=env.spec, network=config.network, actors=1, envs=scale.envs_per_actor,
+        T=scale.rollout_length, seed=config.seed, device=scale.device, updates=stop.updates,
+        steps=stop.steps, window=config.reuse.window,
+        correct=config.relax.correct or "none", explore="alike",
+    )  # fmt: skip
+
+
+def learning(config: Config, cores: Sequence[Sequence[int]], seconds: float) -> Measurement:
+    """All roles of a run in one process: seconds of an update with each of these sets of cores, and
+    of what the buffer does for a rollout and for an update."""
+    torch.set_num_threads(len(cores[0]))
+    os.sched_setaffinity(0, cores[0])
+    built = assemble(topology(config), Memory())
+    built.learner.begin()
+    driver = Serial(built.roles)
+    _until_updates(driver, built, 1)
+
+    def measure() -> Measured:
+        found: dict[str, float] = {}
+        more: dict[str, list[float]] = {"take": [], "receive": [], "serve": [], "consumed": []}
+        for where in cores:
+            os.sched_setaffinity(0, where)
+            torch.set_num_threads(len(where))
+            each: list[float] = []
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end or not each:
+                part = Slice(driver)
+                received, version = built.buffer._balance.received, built.learner.version
+                consumed = built.learner.consumed
+                _until_updates(driver, built, 1 + len(each))
+                updates = built.learner.version - version
+                rollouts = built.buffer._balance.received - received
+                each.append(part.seconds("learner/take", "learner/update") / updates)
+                if where is cores[-1]:
+                    more["consumed"].append((built.learner.consumed - consumed) / updates)
+                    more["take"].append(part.seconds("learner/take") / updates)
+                    more["receive"].append(
+                        part.seconds("buffer/receive", "buffer/grant") / max(1, rollouts)
+                    )
+                    more["serve"].append(
+                        part.seconds("buffer/serve", "buffer/prioritize") / updates
+                    )
+            found[str(len(where))] = statistics.median(each)
+        told = {name: statistics.median(values) for name, values in more.items()}
+        return {"learn": found} | told
+
+    return measure
+
+
+def _until_updates(driver: Serial, built: Built, updates: int) -> None:
+    version = built.learner.version + updates
+    while built.learner.version < version:
+        driver.step()
+
+
+def channel(messages: int, cores: Sequence[int]) -> Measurement:
+    """Two processes and a channel between them: seconds that a push takes, that its receipt takes,
+    and from a push until the other side has noticed."""
+    transport = Shm()
+    there, back = (Channel(name, {"head": leaf((8,), np.int64)}, 16) for name in ("there", "back"))
+    for conduit in (there, back):
+        transport.open(conduit)
+    pid = os.fork()
+    if pid == 0:
+        _echo(transport, there, back, cores)
+    outbox, inbox = transport.outbox(there), transport.inbox(back)
+    inbox.grant(0)
+
+    def measure() -> Measured:
+        round_trips, pushes, probes = [], [], []
+        for _ in range(messages):
+            while (slot := outbox.reserve()) is None:
+                transport.wait(1.0)
+            begun = time.perf_counter()
+            outbox.push(slot)
+            pushes.append(time.perf_counter() - begun)
+            while True:
+                seen = time.perf_counter()
+                if (answer := inbox.probe()) is not None:
+                    break
+                transport.wait(1.0)
+            inbox.release(answer)
+            inbox.grant(0)
+            now = time.perf_counter()
+            probes.append(now - seen)
+            round_trips.append(seen - begun)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return {
+            "push": statistics.median(pushes),
+            "receive": statistics.median(probes),
+            "wake": statistics.median(round_trips) / 2,
+        }
+
+    return measure
+
+
+def _echo(transport: Shm, there: Channel, back: Channel, cores: Sequence[int]) -> None:
+    """The other process: it sends everything back."""
+    try:
+        os.sched_setaffinity(0, cores)
+        die_with_parent(os.getppid())
+        inbox, outbox = transport.inbox(there), transport.outbox(back)
+        inbox.grant(0)
+        while True:
+            if (slot := inbox.probe()) is None:
+                transport.wait(1.0)
+                continue
+            inbox.release(slot)
+            inbox.grant(0)
+            while (answer := outbox.reserve()) is None:
+                transport.wait(1.0)
+            outbox.push(answer)
+    finally:
+        os._exit(1)
