@@ -187,8 +187,9 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     learning = _update_seconds(task, rates, choice) * rates.learning_slowed(busy)
     left = per_group - choice.learners * choice.cores
     """cores for actors and buffer"""
-    # Actors have a core each, and what the buffer takes of them is not theirs.
-    actors = min(choice.actors * R / acting, left / (acting / R + passing))
+    actors = choice.actors * R / acting
+    if left < choice.actors + 1:  # the buffer has no core of its own: what it takes is not theirs
+        actors = min(actors, left / (acting / R + passing))
     sides: dict[Binding, float] = {
         "actors": actors, "learner": rows / learning, "channel": 1 / passing
     }  # fmt: skip
@@ -196,7 +197,8 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
         x = min(sides.values())
         binding: Binding = min(SIDES, key=lambda side: sides[side])
     else:
-        x, binding = _in_turn(task, rates, choice, actors, learning), "turns"
+        made = min(actors, sides["channel"])
+        x, binding = _in_turn(task, rates, choice, made, learning), "turns"
     return _prediction(task, rates, choice, x, binding, sides)
 
 
@@ -212,12 +214,12 @@ def _serial(task: Task, rates: Rates, choice: Choice) -> Prediction:
     return _prediction(task, rates, choice, 1 / (acting + passing + learning), "turns", sides)
 
 
-def _in_turn(task: Task, rates: Rates, choice: Choice, actors: float, learning: float) -> float:
+def _in_turn(task: Task, rates: Rates, choice: Choice, made: float, learning: float) -> float:
     """Rows per second where acting waits for the version and learning for the rows: at lead 0. A
     round is at least one rollout of every actor."""
     rows = max(task.rows, choice.actors * choice.rows_per_rollout)
     updates = rows / task.rows
-    collecting = rows / actors + 4 * rates.wake
+    collecting = rows / made + 4 * rates.wake
     learning *= updates
     if task.streams:
         taking = min(learning, rates.take * updates)

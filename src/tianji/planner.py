@@ -79,15 +79,12 @@ def what_if(
     config: Config, profile: Profile, changes: Sequence[str], cores: int | None
 ) -> Prediction:
     """What the model says of the config with some fields of its choice changed, such as actors=16;
-    cores=64 of the machine are called machine_cores."""
+    where they need more cores than there are, as if there were so many."""
     choice, cores = choice_of(config), _cores(cores)
     for change in changes:
-        key, equals, text = change.partition("=")
-        if (
-            not equals
-            or key not in (*FIELDS[1:], "engine")
-            or (key != "engine" and not text.isdigit())
-        ):
+        key, _, text = change.partition("=")
+        known = text in ("serial", "local") if key == "engine" else text.isdigit() and int(text) > 0
+        if key not in FIELDS or not known:
             raise Refusal(
                 f'"{change}" cannot be asked. Write one of {", ".join(FIELDS)} and its value, such '
                 f"as actors=16."

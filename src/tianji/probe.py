@@ -318,9 +318,9 @@ def _until_updates(driver: Serial, built: Built, updates: int) -> None:
         driver.step()
 
 
-def channel(messages: int, cores: Sequence[int]) -> Measurement:
+def channel(seconds: float, cores: Sequence[int]) -> Measurement:
     """Two processes and a channel between them: seconds that a push takes, that its receipt takes,
-    and from a push until the other side has noticed."""
+    and from a push until the other side has noticed. The other one runs on `cores`."""
     transport = Shm()
     there, back = (Channel(name, {"head": leaf((8,), np.int64)}, 16) for name in ("there", "back"))
     for conduit in (there, back):
@@ -332,8 +332,11 @@ def channel(messages: int, cores: Sequence[int]) -> Measurement:
     inbox.grant(0)
 
     def measure() -> Measured:
-        round_trips, pushes, probes = [], [], []
-        for _ in range(messages):
+        round_trips: list[float] = []
+        pushes: list[float] = []
+        probes: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or not round_trips:
             while (slot := outbox.reserve()) is None:
                 transport.wait(1.0)
             begun = time.perf_counter()

@@ -248,7 +248,7 @@ def measure(config: Config, progress: Progress = lambda what, left: None) -> Pro
     task, _ = task_and_env(one)
     skipped: list[str] = []
     clock.say("the channel")
-    passing = alone(Job(lambda: channel(2000, mine[-1:]), mine[:1], 2.0))
+    passing = alone(Job(lambda: channel(0.4, mine[-1:]), mine[:1], 2.0))
     act, load, valid = _acting(one, task, mine, clock, skipped)
     sooner = _sooner(one)
     clock.say("learning")

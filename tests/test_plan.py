@@ -1,0 +1,270 @@
+"""The arithmetic of plans: predictions, the search, equation (1). Pure, so by properties."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tianji.plan import (
+    Choice,
+    Rates,
+    Task,
+    alternatives,
+    choices,
+    collection_seconds,
+    knee,
+    more_actors,
+    plan,
+    predict,
+    search,
+    unbalanced,
+)
+
+REPLAY = Task(rows=32, batch=128, on_policy=False, lead=8, streams=False, publish=1, envs=8, T=4,
+              most_rows=4096)  # fmt: skip
+FRESH = Task(rows=2048, batch=2048, on_policy=True, lead=1, streams=False, publish=1, envs=64, T=32)
+
+
+def rates(**changes):
+    """An env of 0.1 ms and 10 µs for each more, an update of 10 ms that two cores halve."""
+    act = {n: 1e-4 + 1e-5 * n for n in (1, 4, 16, 64, 256, 512)}
+    plain = Rates(
+        act=act, begin=5e-5, send=5e-6, receive=4e-5, serve=1e-4, learn={1: 1e-2, 2: 5e-3},
+        take=1e-3, publish=0.0, wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0},
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)
+
+
+def seconds(low, high):
+    return st.floats(math.log(low), math.log(high)).map(math.exp)
+
+
+@st.composite
+def some_rates(draw):
+    act = {1: draw(seconds(1e-5, 1e-2))}
+    for n in (8, 64, 512):
+        act[n] = act[n // 8] * draw(st.floats(1.0, 8.0))
+    learn = {1: draw(seconds(1e-4, 1.0))}
+    for n in (2, 4, 8):
+        learn[n] = learn[n // 2] * draw(st.floats(0.5, 1.3))
+    slow = {1: 1.0, 2: draw(st.floats(1.0, 1.5))}
+    slow[16] = slow[2] * draw(st.floats(1.0, 1.5))
+    return rates(
+        act=act,
+        learn=learn,
+        slow_act=slow,
+        slow_learn=slow,
+        receive=draw(seconds(1e-6, 1e-2)),
+        serve=draw(seconds(1e-6, 1e-2)),
+        take=learn[1] * draw(st.floats(0, 1)),
+        valid=draw(st.floats(0.5, 1.0)),
+    )
+
+
+tasks = st.builds(
+    dataclasses.replace,
+    st.sampled_from([REPLAY, FRESH]),
+    lead=st.sampled_from([0.0, 1.0, 8.0, math.inf]),
+    streams=st.booleans(),
+    envs=st.sampled_from([1, 6, 8, 12, 64]),
+)
+
+
+@settings(deadline=None)
+@given(tasks, some_rates(), st.integers(1, 17))
+def test_the_search_finds_what_trying_everything_finds(task, measured, cores):
+    """Brute force over all counts, by loops of its own."""
+    best = 0.0
+    lengths = {task.T} if task.on_policy else {task.T, max(1, task.T // 2), 2 * task.T}
+    for actors, c, T in itertools.product(range(1, cores + 1), (1, 2, 4, 8), lengths):
+        counts = {2**i for i in range(10)} | {max(1, task.envs // actors)}
+        if task.on_policy:
+            counts = {task.envs // actors} if task.envs % actors == 0 else set()
+        for envs in counts:
+            if not task.on_policy and actors * envs * T > task.most_rows:
+                continue
+            if actors + c <= cores:
+                choice = Choice("local", actors, envs, T, cores=c)
+                best = max(best, predict(task, measured, choice, cores).new)
+            if actors == 1 and c <= cores:
+                choice = Choice("serial", 1, envs, T, cores=c)
+                best = max(best, predict(task, measured, choice, cores).new)
+    found = search(task, measured, cores)
+    assert max(p.new for p in found) == pytest.approx(best)
+    assert found[0].new >= best / 1.01 * (1 - 1e-9), "of equals the cheapest, but no worse ones"
+    assert all(p.choice.cores_used <= cores for p in found), "no core is used twice"
+
+
+@settings(deadline=None)
+@given(tasks, some_rates(), st.integers(1, 17))
+def test_a_prediction_is_never_more_than_any_side_could_do(task, measured, cores):
+    for choice in choices(task, measured, cores):
+        p = predict(task, measured, choice, cores)
+        assert 0 < p.new <= min(p.capacity.values()) * (1 + 1e-9)
+        assert p.produced == p.received == p.new
+        assert p.consumed > 0
+
+
+@settings(deadline=None)
+@given(some_rates(), st.integers(2, 16))
+def test_overlap_is_never_slower_than_taking_turns(measured, cores):
+    for choice in choices(FRESH, measured, cores):
+        at = {
+            name: predict(dataclasses.replace(FRESH, **fields), measured, choice, cores).new
+            for name, fields in {
+                "sync": {"lead": 0.0},
+                "periodic": {"lead": 0.0, "streams": True},
+                "one_step": {"lead": 1.0},
+            }.items()
+        }
+        assert at["sync"] <= at["periodic"] * (1 + 1e-9)
+        if choice.engine == "local":
+            assert at["periodic"] <= at["one_step"] * (1 + 1e-9)
+        else:
+            assert at["sync"] == at["one_step"], "one process has nothing to overlap"
+
+
+@settings(deadline=None)
+@given(tasks, some_rates(), st.integers(1, 16))
+def test_a_core_more_never_makes_the_best_plan_worse(task, measured, cores):
+    quiet = dataclasses.replace(measured, slow_act={1: 1.0}, slow_learn={1: 1.0})
+    fewer = search(task, quiet, cores)[0].new
+    assert search(task, quiet, cores + 1)[0].new >= fewer / 1.011
+
+
+def test_replay_gets_as_many_actors_as_balance_the_learner_and_no_more():
+    slow_env = rates(act={n: 1e-2 * n for n in (1, 8, 512)}, learn={1: 0.08})
+    found = plan(REPLAY, slow_env, cores=16)
+    # The learner follows 32 steps each 80 ms: 400 a second, and an actor makes 100.
+    assert found.best.choice.actors == 4, "a fifth would only wait"
+    assert found.best.new == pytest.approx(400, rel=0.02)
+    assert "instead of" in found.why
+    five = predict(REPLAY, slow_env, dataclasses.replace(found.best.choice, actors=5), 16)
+    assert five.binding == "learner"
+    assert "wait 20 %" in more_actors(REPLAY, slow_env, five, 16)
+
+
+def test_a_cheap_env_is_best_in_one_process():
+    cheap = rates(act={n: 1e-6 * n for n in (1, 64, 512)}, slow_act={1: 1.0, 2: 1.3},
+                  slow_learn={1: 1.0, 2: 1.3}, learn={1: 1e-2})  # fmt: skip
+    found = plan(FRESH, cheap, cores=2)
+    assert found.best.choice.engine == "serial"
+    assert "one process makes" in found.why
+
+
+def test_more_learner_cores_are_taken_where_learning_is_the_limit():
+    heavy = rates(learn={1: 1.0, 2: 0.52, 4: 0.3})
+    found = plan(FRESH, heavy, cores=8)
+    assert found.best.choice.cores == 4
+    assert found.best.choice.actors == 1, "more would wait"
+
+
+def test_groups_multiply_what_one_does():
+    measured = rates()
+    one = Choice("local", 2, 32, 32)
+    two = dataclasses.replace(one, groups=2)
+    assert two.cores_used == 6
+    assert predict(FRESH, measured, two, 6).new == pytest.approx(
+        2 * predict(FRESH, measured, one, 3).new
+    )
+
+
+def test_the_buffer_that_shares_a_core_with_an_actor_slows_it():
+    measured = rates(receive=5e-3)
+    alone = predict(REPLAY, measured, Choice("local", 1, 8, 4), cores=3)
+    shared = predict(REPLAY, measured, Choice("local", 1, 8, 4), cores=2)
+    assert shared.capacity["actors"] < 0.5 * alone.capacity["actors"]
+
+
+def test_equation_1_with_the_number_of_actors_that_its_condition_implies():
+    measured = rates(receive=1e-3)
+    one = knee(measured, envs=64, T=32)
+    assert one.sample == pytest.approx(32 * measured.act[64] + measured.begin)
+    assert one.actors == pytest.approx((one.sample + one.send) / 1e-3)
+    below, above = int(one.actors), math.ceil(one.actors) + 1
+    assert collection_seconds(measured, 64, 32, below, 100) == pytest.approx(
+        100 * (one.sample + one.send) / below
+    )
+    assert collection_seconds(measured, 64, 32, above, 100) == pytest.approx(100 * 1e-3)
+    assert collection_seconds(measured, 64, 32, 2 * above, 100) == pytest.approx(100 * 1e-3)
+
+
+def test_between_measurements_rates_lie_on_lines_in_logarithms():
+    measured = rates(act={1: 1.0, 4: 4.0, 16: 8.0})
+    assert measured.step(2) == pytest.approx(2.0)
+    assert measured.step(8) == pytest.approx(4.0 * 2**0.5)
+    assert measured.step(32) == pytest.approx(16.0), "beyond the last, in proportion"
+    assert measured.update(1) == 1e-2
+    assert measured.update(8) == 5e-3, "beyond the last, no better than that"
+
+
+def test_the_next_best_are_other_ways_and_not_the_same_with_other_envs():
+    ranked = search(REPLAY, rates(), 8)
+    ways = {
+        (p.choice.engine, p.choice.actors, p.choice.cores)
+        for p in [ranked[0], *alternatives(ranked)]
+    }
+    assert len(ways) == 4
+
+
+def test_a_plan_says_what_a_core_more_would_bring():
+    slow_env = rates(act={n: 1e-2 * n for n in (1, 8, 512)}, learn={1: 0.01})
+    said = " ".join(plan(REPLAY, slow_env, cores=4).notes)
+    assert "one core more would bring +3" in said
+    assert "less than 5 %" in " ".join(plan(FRESH, rates(learn={1: 1.0}), cores=4).notes)
+
+
+def test_what_cannot_be_balanced_says_which_side_and_what_would_help():
+    train_bound = unbalanced(FRESH, rates(learn={1: 10.0, 2: 6.0}), 2)
+    assert "cannot be balanced" in train_bound
+    assert "the learner" in train_bound
+    assert "GPU" in train_bound
+    sample_bound = unbalanced(FRESH, rates(act={1: 0.1, 512: 51.2}, learn={1: 1e-3}), 2)
+    assert "more learner cores would not" in sample_bound
+    near = rates(act={n: 2e-4 * n for n in (1, 64, 512)}, learn={1: 0.3})
+    assert unbalanced(FRESH, near, 4) is None
+
+
+def test_why_not_more_actors_is_said_for_every_kind_of_limit():
+    all_taken = rates(act={n: 1e-2 * n for n in (1, 8, 512)}, learn={1: 1e-3})
+    best = plan(REPLAY, all_taken, cores=4).best
+    assert more_actors(REPLAY, all_taken, best, 4).startswith("all 4 cores are taken")
+    slow_buffer = rates(receive=1.0)
+    best = predict(REPLAY, slow_buffer, Choice("local", 2, 8, 4), 8)
+    assert more_actors(REPLAY, slow_buffer, best, 8).startswith("the buffer can pass on")
+    best = predict(FRESH, all_taken, Choice("local", 2, 32, 32), 8)
+    assert "cannot be split equally among 3" in more_actors(FRESH, all_taken, best, 8)
+
+
+def test_where_nothing_is_allowed_there_is_no_plan():
+    assert plan(FRESH, rates(), 4, allowed=lambda choice: False) is None
+
+
+def test_rates_and_plans_survive_json():
+    measured = rates(slow_act={1: 1.0, 2: 1.2})
+    assert Rates.of(json.loads(json.dumps(measured.tree()))) == measured
+    tree = json.loads(json.dumps(plan(FRESH, measured, 4).tree()))
+    assert Choice(**tree["choice"]).cores_used <= 4
+    assert set(tree["predicted"]) == {"produced", "received", "consumed", "new"}
+    assert len(tree["alternatives"]) == 3
+    assert tree["binding"] in ("actors", "learner", "channel", "turns")
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (Choice("serial", 1, 64, 32), "one process: 64 envs"),
+        (Choice("serial", 1, 1, 32, cores=2), "one process: 1 env, 2 cores to learn with"),
+        (Choice("local", 1, 8, 4), "1 actor with 8 envs, a learner with 1 core"),
+        (
+            Choice("local", 3, 8, 4, cores=2, groups=2),
+            "2 groups of 3 actors with 8 envs each, a learner with 2 cores",
+        ),
+    ],
+)
+def test_a_choice_in_words(choice, said):
+    assert str(choice) == said

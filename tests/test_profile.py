@@ -1,0 +1,274 @@
+"""Measuring, keeping what was measured, and planning from it."""
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import tianji
+from tianji import planner, probe
+from tianji import profile as profiles
+from tianji.__main__ import main
+from tianji.config import load_config
+from tianji.errors import Failure, Refusal
+from tianji.plan import Choice, Rates
+from tianji.probe import Job, alone, together
+
+CARTPOLE = {
+    "env": {"id": "CartPole-v1"},
+    "algorithm": {"name": "ppo", "epochs": 1, "minibatches": 1},
+    "scale": {"envs_per_actor": 8, "rollout_length": 8},
+    "stop": {"updates": 3},
+}
+REPLAY = {
+    "env": {"id": "CartPole-v1"},
+    "algorithm": {"name": "dqn", "warmup": 5000, "batch_size": 16, "new_steps": 8},
+    "scale": {"envs_per_actor": 4, "rollout_length": 4},
+    "stop": {"updates": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIANJI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def a_profile(config, cores=4, **changes):
+    """As if it had been measured: a slow env and a quick learner."""
+    rates = Rates(
+        act={n: 1e-3 * n for n in (1, 8, 512)}, begin=1e-5, send=1e-6, receive=2e-5, serve=1e-5,
+        learn={1: 2e-3, 2: 1.5e-3}, take=1e-4, publish=0.0, wake=2e-5, slow_act={1: 1.0},
+        slow_learn={1: 1.0}, valid=0.9,
+    )  # fmt: skip
+    task, _ = profiles.task_and_env(profiles.template(config))
+    facts = profiles.facts() | changes
+    return profiles.Profile(rates, task, facts, profiles.subject(config), 1.0, True)
+
+
+def test_measurements_begin_together_and_run_on_their_own_cores():
+    cores = sorted(os.sched_getaffinity(0))[:2]
+
+    def prepare(at):
+        time.sleep(0.05 * at)
+        return lambda: {"at": time.monotonic(), "cores": sorted(os.sched_getaffinity(0))}
+
+    told = together([Job(lambda i=i: prepare(i), [core], 1.0) for i, core in enumerate(cores)])
+    assert [t["cores"] for t in told] == [[core] for core in cores]
+    assert sorted(os.sched_getaffinity(0))[:2] == cores, "and this process stays where it was"
+
+
+def test_a_measurement_that_raises_says_what(capfd):
+    def prepare():
+        raise ValueError("no such thing")
+
+    with pytest.raises(Failure, match="ValueError: no such thing"):
+        alone(Job(prepare, [0], 1.0))
+    assert "no such thing" in capfd.readouterr().err
+
+
+def test_a_measurement_that_hangs_or_is_killed_ends(monkeypatch):
+    monkeypatch.setattr(probe, "GRACE", 0.2)
+    with pytest.raises(Failure, match="Does the env hang"):
+        alone(Job(lambda: lambda: time.sleep(100), [0], 0.1))
+    with pytest.raises(Failure, match="was killed"):
+        alone(Job(lambda: lambda: os.kill(os.getpid(), 9), [0], 5.0))
+
+
+def test_an_actor_is_measured_with_all_that_its_env_takes():
+    slow = {
+        **CARTPOLE,
+        "env": {
+            "id": "testing/Fault",
+            "imports": ["tianji.testing.faults"],
+            "kwargs": {"slows": 1.0, "slow": 0.004},
+        },
+    }
+    config = load_config(slow)
+    told = alone(Job(lambda: probe.acting(config, 4, 0.2), [0], 2.0))
+    assert told["step"] > 0.004, "though it only sleeps"
+    quick = alone(Job(lambda: probe.acting(load_config(CARTPOLE), 4, 0.2), [0], 2.0))
+    assert 0 < quick["step"] < 0.004
+    assert 0.8 < quick["valid"] <= 1.0
+
+
+@pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
+def test_learning_is_measured_by_cores(tree):
+    config = profiles._sooner(profiles.template(load_config(tree)))
+    cores = sorted(os.sched_getaffinity(0))
+    told = alone(Job(lambda: probe.learning(config, [cores[:1]], 0.1), cores[:1], 5.0))
+    assert told["learn"]["1"] > told["take"] > 0
+    assert told["serve"] > 0
+    assert told["receive"] > 0
+    rows = 64 if tree is CARTPOLE else 16
+    assert told["consumed"] == pytest.approx(rows, rel=0.2)
+
+
+def test_the_warm_up_is_not_waited_for():
+    config = load_config(REPLAY)
+    assert profiles._sooner(config).algorithm.warmup < 1000
+    assert profiles._sooner(load_config(CARTPOLE)).algorithm == load_config(CARTPOLE).algorithm
+
+
+def test_a_channel_between_two_processes_is_measured():
+    cores = sorted(os.sched_getaffinity(0))
+    told = alone(Job(lambda: probe.channel(0.05, cores[-1:]), cores[:1], 2.0))
+    assert 0 < told["push"] < 0.1
+    assert 0 < told["wake"] < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
+def test_a_whole_profile(tree, capsys):
+    said = []
+    config = load_config(tree)
+    found = profiles.measure(config, lambda what, left: said.append((what, left)))
+    assert found.seconds < profiles.WHOLE + 5
+    assert {1, 8, 64, 512} <= set(found.rates.act)
+    assert 1 in found.rates.learn
+    assert len(found.batches) == 3
+    assert said[0][1] > said[-1][1] > 0, "what is left becomes less"
+    assert profiles.Profile.of(json.loads(json.dumps(found.tree()))) == found
+    table = profiles.told(found)
+    assert "TR_A" in table
+    assert "TR_L" in table
+    assert "Trv" in table
+
+
+def test_what_was_measured_is_kept_for_the_same_config_on_the_same_machine(cache):
+    config = load_config(CARTPOLE)
+    assert profiles.cached(config) is None
+    path = profiles.save(a_profile(config), config)
+    assert path.parent == cache
+    assert profiles.cached(config) == a_profile(config)
+    assert profiles.cached(load_config(CARTPOLE, ["stop.updates=9", "seed=3"])) is not None
+    assert profiles.cached(load_config(CARTPOLE, ["algorithm.epochs=3"])) is None
+    assert profiles.cached(load_config(CARTPOLE, ["network.hidden=[8]"])) is None
+    assert profiles.cached(load_config(CARTPOLE, ["scale.envs_per_actor=16"])) is None
+    # The same envs in other hands are the same measurement.
+    other = load_config(
+        CARTPOLE, ["scale.actors=2", "scale.envs_per_actor=4", "scale.engine=local"]
+    )
+    assert profiles.cached(other) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"torch": "1.0"}, "torch: 1.0, here"), ({"cpu": "Abacus"}, "cpu: Abacus, here")],
+)
+def test_a_profile_from_elsewhere_is_refused(tmp_path, changes, says):
+    config = load_config(CARTPOLE)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(a_profile(config, **changes).tree()))
+    with pytest.raises(Refusal, match=says):
+        profiles.load(path, config)
+
+
+def test_a_profile_of_another_config_or_no_profile_is_refused(tmp_path):
+    config = load_config(CARTPOLE)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(a_profile(config).tree()))
+    with pytest.raises(Refusal, match="another env, algorithm, network"):
+        profiles.load(path, load_config(REPLAY))
+    path.write_text("{}")
+    with pytest.raises(Refusal, match="no profile that can be read"):
+        profiles.load(path, config)
+    with pytest.raises(Refusal, match="no profile that can be read"):
+        profiles.load(tmp_path / "nowhere", config)
+
+
+def test_a_plan_changes_nothing_of_what_is_learnt(monkeypatch):
+    monkeypatch.setattr(planner, "cores_here", lambda: 8)
+    config = load_config(CARTPOLE)
+    found = planner.make(config, a_profile(config))
+    other = planner.spread(config, found.best.choice)
+    scale = other.scale
+    assert scale.engine == "local", "its env is slow"
+    assert scale.actors > 1
+    assert scale.actors * scale.envs_per_actor * scale.rollout_length == 64
+    assert other.algorithm == config.algorithm
+
+
+def test_more_cores_than_there_are_are_refused():
+    config = load_config(CARTPOLE)
+    with pytest.raises(Refusal, match="--cores 999 is more than"):
+        planner.make(config, a_profile(config), cores=999)
+
+
+def test_what_if_answers_from_the_model(monkeypatch):
+    monkeypatch.setattr(planner, "cores_here", lambda: 2)
+    config = load_config(CARTPOLE)
+    profile = a_profile(config)
+    four, eight = (
+        planner.what_if(config, profile, [f"actors={n}", "envs=1"], None).capacity["actors"]
+        for n in (4, 8)
+    )
+    assert eight == pytest.approx(2 * four, rel=0.01)
+    for wrong in ("actors", "actors=0", "actors=x", "colour=3", "engine=ray"):
+        with pytest.raises(Refusal, match="cannot be asked"):
+            planner.what_if(config, profile, [wrong], None)
+
+
+def test_an_inference_server_is_not_planned_for():
+    config = load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local"])
+    with pytest.raises(Refusal, match="an inference server"):
+        profiles.template(config)
+
+
+def test_auto_is_shown_as_such_and_counts_as_one_actor_until_it_is_planned():
+    config = load_config(CARTPOLE, ["scale.actors=auto"])
+    assert config.auto
+    assert config.scale.actors == 1
+    assert next(v for k, v, *_ in config.rows() if k == "scale.actors") == "auto"
+    assert not planner.spread(config, Choice("serial", 1, 8, 8)).auto
+    with pytest.raises(Refusal, match=r"scale\.actors = 'many'"):
+        load_config(CARTPOLE, ["scale.actors=many"])
+
+
+def test_a_run_with_auto_looks_first_and_keeps_its_plan(tmp_path):
+    result = tianji.train(CARTPOLE, ["scale.actors=auto"], runs=tmp_path)
+    run = Path(result.run_dir)
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["choice"]["actors"] * plan["choice"]["envs"] == 8
+    assert plan["predicted"]["new"] > 0
+    assert not plan["whole"]
+    assert "tianji profile` would know better" in (run / "log.txt").read_text()
+    kept = load_config(run / "config.toml")
+    assert not kept.auto
+    assert kept.scale.engine == plan["choice"]["engine"]
+    again = tianji.train(CARTPOLE, runs=tmp_path, plan=run / "plan.json")
+    assert again.updates == 3
+    assert load_config(Path(again.run_dir) / "config.toml").scale == kept.scale
+
+
+def test_a_plan_that_needs_more_cores_than_there_are_is_not_followed(tmp_path):
+    path = tmp_path / "plan.json"
+    choice = dataclasses.asdict(Choice("local", 999, 1, 8))
+    path.write_text(json.dumps({"choice": choice, "predicted": {"new": 1.0}}))
+    with pytest.raises(Refusal, match="wants 1000 cores"):
+        tianji.train(CARTPOLE, runs=tmp_path, plan=path)
+    for wrong in ("[]", "{}", '{"choice": {}, "predicted": {"new": 1}}', "nonsense"):
+        path.write_text(wrong)
+        with pytest.raises(Refusal, match="no plan that can be read"):
+            tianji.train(CARTPOLE, runs=tmp_path, plan=path)
+
+
+def test_the_plan_on_the_command_line(tmp_path, capsys):
+    config = load_config("ppo_cartpole")
+    profile = a_profile(config)
+    profiles.save(profile, config)
+    assert main(["plan", "ppo_cartpole"]) == 0
+    said = capsys.readouterr().out
+    for word in ("plan  ", "predicted", "binding", "more actors", "the knee", "next best"):
+        assert word in said
+    assert main(["plan", "ppo_cartpole", "--json", "--save", str(tmp_path / "p.json")]) == 0
+    tree = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"predicted", "choice", "binding", "alternatives"} <= tree.keys()
+    assert json.loads((tmp_path / "p.json").read_text())["choice"] == tree["choice"]
+    assert main(["plan", "ppo_cartpole", "--what-if", "actors=16"]) == 0
+    assert "16 actors" in capsys.readouterr().out
+    assert main(["plan", "ppo_cartpole", "--cores", "999"]) == 2
+    assert "--what-if actors=998" in capsys.readouterr().err
