@@ -1,0 +1,141 @@
+"""Does a plan's prediction come true, and is its choice the best that there is?
+
+    python benchmarks/plan.py [NAME ...] [--rounds 3] [--seconds 8] [--most 12] [-- K=V ...]
+
+For each config: a profile; a prediction for every way to spread it over the cores of this machine
+that changes nothing of what is learnt (replay: with the envs that the plan chose); then real runs
+of these, interleaved, of which the median rate of new steps is compared. Where there are more ways
+than --most, those are run whose predictions are spread from the best to the worst, the plan's own
+among them. The bars are an error of at most 15 % for each choice of a plan and of 8 % in the
+median, and a plan that reaches 0.95 of the best run. Results: benchmarks/results/plan_N_cores.json.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import ROOT, interleaved, machine, run_json, save, table
+
+from tianji import planner, profile
+from tianji.config import Config, load_config
+from tianji.machine import cores
+from tianji.plan import Choice, Prediction, predict, search
+
+NAMES = ("ppo_cartpole", "dqn_cartpole", "ppo_pong", "dqn_pong", "qmix_3m")
+BAR, MEDIAN_BAR, BEST_BAR = 0.15, 0.08, 0.95
+SKIP = 0.35
+"""share of a run, at its beginning, that does not count"""
+
+
+def main() -> None:
+    own, more = sys.argv[1:], []
+    if "--" in own:
+        cut = own.index("--")
+        own, more = own[:cut], own[cut + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run")
+    parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
+    arguments = parser.parse_args(own)
+    cases, rows = {}, []
+    for name in arguments.names or NAMES:
+        case = one(name, more, arguments.rounds, arguments.seconds, arguments.most)
+        cases[name] = case
+        for way in case["ways"]:
+            words = f"{name}: {way['words']}" + (" *" if way["chosen"] else "")
+            speeds = f"{way['predicted']:,.0f}", f"{way['measured']:,.0f}"
+            rows.append((words, *speeds, f"{way['error']:+.1%}"))
+        print(f"{name}: plan {case['reached']:.2f} of the best run; error of the plan "
+              f"{case['error']:+.1%}; profile {case['profile_s']:.0f} s", flush=True)  # fmt: skip
+    print(table(("way (* the plan)", "predicted", "measured", "error"), rows))
+    errors = [abs(case["error"]) for case in cases.values()]
+    summary = {"worst": max(errors), "median": float(np.median(errors)),
+               "least_reached": min(case["reached"] for case in cases.values())}  # fmt: skip
+    print(f"errors of the plans: {summary['median']:.1%} in the median, {summary['worst']:.1%} at "
+          f"most; the plans reach {summary['least_reached']:.2f} of the best or more")  # fmt: skip
+    bars = {"worst": BAR, "median": MEDIAN_BAR, "reached": BEST_BAR}
+    payload = {"cases": cases, "summary": summary, "bars": bars, "overrides": more}
+    written = save(f"plan_{machine()['cores']}_cores", payload)
+    print(f"written: {written}")
+
+
+def one(name: str, more: list[str], rounds: int, seconds: float, most: int) -> dict[str, Any]:
+    """One config: what was predicted and what was measured of every way."""
+    config = load_config(ROOT / "configs" / f"{name}.toml", more)
+    found = profile.measure(config, lambda what, left: None)
+    planned = planner.make(config, found)
+    ways = sweep(config, found, planned.best, most)
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = {str(i): partial(rate, name, more, way.choice, seconds, Path(folder))
+                 for i, way in enumerate(ways)}  # fmt: skip
+        samples = interleaved(tasks, rounds)
+    told = []
+    for i, way in enumerate(ways):
+        measured = float(np.median(samples[str(i)]))
+        told.append({
+            "choice": dataclasses.asdict(way.choice), "words": str(way.choice),
+            "predicted": way.new, "measured": measured, "error": way.new / measured - 1,
+            "binding": way.binding, "samples": samples[str(i)],
+            "chosen": way.choice == planned.best.choice,
+        })  # fmt: skip
+    mine = next(way for way in told if way["chosen"])
+    best = max(way["measured"] for way in told)
+    return {
+        "ways": told, "error": mine["error"], "reached": mine["measured"] / best,
+        "profile_s": found.seconds, "rates": found.rates.tree(), "task": found.tree()["task"],
+    }  # fmt: skip
+
+
+def sweep(config: Config, found: profile.Profile, best: Prediction, most: int) -> list[Prediction]:
+    """The ways that are run: with the plan's envs and rollouts where those are free."""
+    _, env = profile.task_and_env(profile.template(config))
+
+    def allowed(choice: Choice) -> bool:
+        same = found.task.on_policy or (choice.envs, choice.rollout_length) == (
+            best.choice.envs, best.choice.rollout_length
+        )  # fmt: skip
+        return same and planner.possible(config, choice, env, found.task)
+
+    ranked = search(found.task, found.rates, cores(), allowed)
+    if best.choice not in [p.choice for p in ranked]:
+        ranked.insert(0, predict(found.task, found.rates, best.choice, cores()))
+    if len(ranked) > most:
+        keep = np.unique(np.linspace(0, len(ranked) - 1, most).round().astype(int)).tolist()
+        mine = [p.choice for p in ranked].index(best.choice)
+        ranked = [ranked[i] for i in sorted({mine, *keep})]
+    return ranked
+
+
+def rate(name: str, more: list[str], choice: Choice, seconds: float, folder: Path) -> float:
+    """New steps per second of a real run, its beginning left out."""
+    scale = {
+        "engine": choice.engine, "actors": choice.actors, "envs_per_actor": choice.envs,
+        "rollout_length": choice.rollout_length, "cores": choice.cores,
+    }  # fmt: skip
+    argv = [
+        sys.executable, "-m", "tianji", "train", f"configs/{name}.toml", *more,
+        *(f"scale.{key}={value}" for key, value in scale.items()),
+        f"stop.seconds={seconds:g}", "stop.return=1e9", "stop.steps=1_000_000_000",
+        "checkpoint.seconds=inf", "eval.every=0", "--json", "--plain", "--runs", str(folder),
+    ]  # fmt: skip
+    result = run_json(argv, {"OMP_NUM_THREADS": "1"}, timeout=seconds + 120)
+    rows = [json.loads(line) for line in
+            (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
+    learning = [row for row in rows if row["updates"] > 0]
+    begin = SKIP * rows[-1]["wall_s"]
+    late = [row for row in learning if row["wall_s"] >= begin]
+    first, last = late[0], late[-1]
+    if last["wall_s"] <= first["wall_s"]:
+        return float(result["steps_per_s"]["received"])
+    return float((last["step"] - first["step"]) / (last["wall_s"] - first["wall_s"]))
+
+
+if __name__ == "__main__":
+    main()
