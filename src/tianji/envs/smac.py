@@ -241,7 +241,7 @@ class Compiled:
     def _scaled(self, state: Any, types: Any) -> Any:
         """SMAX's state in the units of its observations: places as shares of the field, the pause
         of a weapon as a share of a whole one. As SMAX tells it, places are up to 32 and pauses run
-        far below 0, which networks of the state blow up: values of 46 where 2 is the most."""
+        far below 0, which networks of the state blow up: values of 300 where 2 is the most."""
         jnp, smax = self.jax.numpy, self.smax
         width = len(smax.own_features)
         units = state[:, : types.shape[1] * width].reshape(*types.shape, width)
