@@ -284,3 +284,30 @@ def test_smax_ends_wins_and_masks():
     assert len(ended) > 20
     with pytest.raises(Refusal, match="no map"):
         make_env("smax/none", 1, {})
+
+
+@smax
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "kinds"), [("3m", {0}), ("2s3z", {2, 3})])
+def test_the_state_of_smax_has_the_units_of_its_observations(name, kinds):
+    env = make_env(f"smax/{name}", 8, {})
+    A, own = len(env.spec.agents), 10  # health, x, y, pause, and six for the kind
+    seen, rng = env.reset(0), np.random.default_rng(0)
+    pauses = set()
+    for _ in range(40):
+        units = seen["state"][:, : 2 * A * own].reshape(8, 2 * A, own)
+        np.testing.assert_allclose(units[:, :A], seen["obs"][..., -own:], atol=1e-6)
+        assert units.min() >= 0
+        assert units.max() <= 1
+        pauses |= set(np.sign(units[:, A:, 3]).flat)
+        assert (seen["state"][:, 2 * A * own : -2 * A] == [0] * A + [1] * A).all()
+        assert set(seen["state"][:, -2 * A :].flat) == kinds
+        # A place that an agent sees is where the state says; marines see 9 of 32 far.
+        if name == "3m":
+            enemies = seen["obs"][:, 0, 26:65].reshape(8, 3, 13)
+            there = units[:, :1, 1:3] + enemies[..., 1:3] * 9 / 32
+            at = enemies[..., 0] > 0
+            np.testing.assert_allclose(there[at], units[:, A:, 1:3][at], atol=1e-6)
+        drawn = np.where(seen["mask"], rng.random(seen["mask"].shape), -1)
+        seen = env.step(drawn.argmax(-1)).observation
+    assert pauses == {0, 1}

@@ -238,6 +238,18 @@ class Compiled:
         told = self._seen(seen, then), reward[self.names[0]], won, lost
         return key, self._strong(then), *told
 
+    def _scaled(self, state: Any, types: Any) -> Any:
+        """SMAX's state in the units of its observations: places as shares of the field, the pause
+        of a weapon as a share of a whole one. As SMAX tells it, places are up to 32 and pauses run
+        far below 0, which networks of the state blow up: values of 300 where 2 is the most."""
+        jnp, smax = self.jax.numpy, self.smax
+        width = len(smax.own_features)
+        units = state[:, : types.shape[1] * width].reshape(*types.shape, width)
+        places = units[..., 1:3] / jnp.array([smax.map_width, smax.map_height])
+        pauses = jnp.clip(units[..., 3] / smax.unit_type_weapon_cooldowns[types], 0.0, 1.0)
+        units = units.at[..., 1:3].set(places).at[..., 3].set(pauses)
+        return state.at[:, : units[0].size].set(units.reshape(len(units), -1))
+
     def _strong(self, battles: Any) -> Any:
         """The same with types that no later step changes, which would compile it again."""
         convert = self.jax.lax.convert_element_type
@@ -251,7 +263,7 @@ class Compiled:
         masks = self.jax.vmap(self.smax.get_avail_actions)(battles)
         return {
             "obs": stack([seen[name] for name in self.names], axis=1),
-            "state": seen["world_state"],
+            "state": self._scaled(seen["world_state"], battles.state.unit_types),
             "mask": stack([masks[name] for name in self.names], axis=1) > 0,
             "alive": battles.state.unit_alive[:, : len(self.names)],
         }
