@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -630,6 +631,7 @@ def _public(name: str) -> str:
     return name.removesuffix("_")
 
 
+@functools.cache
 def _meanings(kind: type[Any]) -> dict[str, str]:
     """The line under each field of a dataclass, also of one that it inherits."""
     meanings: dict[str, str] = {}
