@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import hashlib
 import inspect
 import json
@@ -292,10 +291,11 @@ class Config:
             if section == "algorithm":
                 key = "algorithm.name"
                 rows.append((key, self.algorithm.name, self.origin[key], "which algorithm"))
+            meanings = _meanings(type(part))
             for f in dataclasses.fields(part):
                 key = f"{section}.{_public(f.name)}"
                 origin = self.origin.get(key, "default")
-                rows.append((key, getattr(part, f.name), origin, _meanings(type(part))[f.name]))
+                rows.append((key, getattr(part, f.name), origin, meanings[f.name]))
         return rows
 
 
@@ -631,7 +631,6 @@ def _public(name: str) -> str:
     return name.removesuffix("_")
 
 
-@functools.cache
 def _meanings(kind: type[Any]) -> dict[str, str]:
     """The line under each field of a dataclass, also of one that it inherits."""
     meanings: dict[str, str] = {}
