@@ -1,13 +1,17 @@
-"""One thread for each process, as a run has it: spinning threads make tests slow."""
+"""One thread for each process, as a run has it, since spinning threads make tests slow; and the
+processes that runs share, since imports do."""
 
+import contextlib
 import os
 import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
+import pytest
 import torch
 from hypothesis import settings
+from servers import Servers
 
 torch.set_num_threads(1)
 
@@ -20,3 +24,17 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("repeat", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
+
+
+@pytest.fixture(scope="session")
+def servers():
+    with contextlib.closing(Servers()) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def one_server(servers):
+    """The runs of a module share the process that hosts are forked from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tianji.run.ForkServer", servers)
+        yield servers

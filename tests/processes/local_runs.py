@@ -11,13 +11,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import tomli_w
 
 import tianji
-from tianji.engines.server import ForkServer
 
 CHAIN = {"id": "toy/Chain", "kwargs": {"anywhere": True, "limit": 20}}
 PPO = {
@@ -162,13 +159,3 @@ def belongings():
         "handlers": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
         "limit": resource.getrlimit(resource.RLIMIT_NOFILE),
     }
-
-
-@contextlib.contextmanager
-def one_server():
-    """The runs within share the process that hosts are forked from, as its imports take seconds."""
-    server = ForkServer()
-    shared = SimpleNamespace(line=server.line, process=server.process, close=lambda: None)
-    with contextlib.closing(server), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tianji.run.ForkServer", lambda: shared)
-        yield server

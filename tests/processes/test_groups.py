@@ -24,7 +24,6 @@ from local_runs import (
     hosts_of,
     learnt,
     metrics,
-    one_server,
     parent,
     train,
 )
@@ -44,20 +43,19 @@ WORKERS = "scale.groups=3", "scale.actors=1"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(tmp_path_factory):
-    with one_server() as server:
-        train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
-        yield server
+def _first(one_server, tmp_path_factory):
+    """What the first run of a process leaves in it for good is left by this one."""
+    train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(_server, monkeypatch, tmp_path):
+def _nothing_left(one_server, monkeypatch, tmp_path):
     """Afterwards there is no host, descriptor, thread, handler or limit that was not before."""
     monkeypatch.chdir(tmp_path)
     before = belongings()
     yield
     end = time.monotonic() + 5  # a process that was killed may still be on its way out
-    while (left := children(_server.process.pid)) and time.monotonic() < end:
+    while (left := children(one_server.pids)) and time.monotonic() < end:
         time.sleep(0.02)
     assert left == []
     assert belongings() == before
@@ -65,12 +63,12 @@ def _nothing_left(_server, monkeypatch, tmp_path):
         assert list(tmp_path.rglob(name)) == []
 
 
-def children(pid):
+def children(pids):
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):
-                if parent(path.name) == pid:
+                if parent(path.name) in pids:
                     found.append(int(path.name))
     return found
 
