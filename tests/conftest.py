@@ -26,6 +26,13 @@ settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """A run of a test may have set more of them."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def servers():
     with contextlib.closing(Servers()) as servers:

@@ -563,7 +563,7 @@ def not_finite(name, engine, at, times=1):
     """A run whose updates from `at` on are NaN: the loss, and everything that was learnt."""
     config = fault(stop={"updates": 40})
     config["scale"]["engine"] = engine
-    hyper = {} if name == "test_ppo" else DQN["algorithm"]
+    hyper = PPO["algorithm"] if name == "test_ppo" else DQN["algorithm"]
     config["algorithm"] = hyper | {"name": name, "nan_at": at, "nan_times": times}
     return config
 
