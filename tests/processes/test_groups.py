@@ -342,7 +342,9 @@ def killing(folder, role, told, more=5):
 
     def kill():
         with ending():
-            os.kill(hosts_of(folder)[role], signal.SIGKILL)
+            hosts = hosts_of(folder)
+            until(lambda: updates_of(folder) > 20)  # with a checkpoint, where they are made
+            os.kill(hosts[role], signal.SIGKILL)
             until(lambda: told in log_of(folder))
             before = updates_of(folder)
             until(lambda: updates_of(folder) > before + more)
@@ -536,9 +538,9 @@ def test_workers_that_gossip_wait_for_one_that_stands_still_once_their_patience_
             pid = hosts_of(folder)["g1.worker"]
             until(lambda: updates_of(folder) > 20)
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(2)  # rows are written twice a second
+            time.sleep(1)  # rows are written five times a second
             made.append(updates_of(folder))
-            time.sleep(2)
+            time.sleep(1)
             made.append(updates_of(folder))
             os.kill(pid, signal.SIGCONT)
             until(lambda: updates_of(folder) > made[-1] + 20)
