@@ -45,10 +45,17 @@ def servers():
 
 @pytest.fixture(scope="module")
 def one_server(servers):
-    """The runs of a module share the process that hosts are forked from, and write rows and tables
-    of hosts more often: tests wait for these."""
+    """The runs of a module share the process that hosts are forked from."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tianji.run.ForkServer", servers)
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def told_soon():
+    """The runs of a module write rows and tables of hosts more often, as its tests wait for
+    them."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tianji.run.Recorder", functools.partial(Recorder, interval=0.2))
         patch.setattr("tianji.engines.hosts.TABLE", 0.1)
-        yield servers
+        yield

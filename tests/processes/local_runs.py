@@ -92,6 +92,19 @@ def hosts_of(folder, seconds=60.0):
     raise TimeoutError(f"no hosts within {seconds} s")
 
 
+def updates_of(folder):
+    """By the last row of metrics."""
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["updates"]
+
+
+def until(holds, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.02)
+
+
 def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -26,6 +26,8 @@ from local_runs import (
     metrics,
     parent,
     train,
+    until,
+    updates_of,
 )
 
 import tianji
@@ -43,7 +45,7 @@ WORKERS = "scale.groups=3", "scale.actors=1"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _first(one_server, tmp_path_factory):
+def _first(one_server, told_soon, tmp_path_factory):
     """What the first run of a process leaves in it for good is left by this one."""
     train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
 
@@ -96,19 +98,6 @@ def spread(result):
     """How far the groups' weights are apart, at most."""
     each = np.stack([weights(learner) for learner in trainers(result)])
     return float((each.max(0) - each.min(0)).max())
-
-
-def updates_of(folder):
-    """By the last row of metrics."""
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["updates"]
-
-
-def until(holds, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.02)
 
 
 def log_of(folder):

@@ -22,6 +22,8 @@ from local_runs import (
     marked,
     parent,
     train,
+    until,
+    updates_of,
 )
 
 import tianji
@@ -36,7 +38,7 @@ NOTICED = 5 * 2.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _first(one_server, tmp_path_factory):
+def _first(one_server, told_soon, tmp_path_factory):
     """What the first run of a process leaves in it for good is left by this one."""
     train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
 
@@ -216,6 +218,7 @@ def test_the_death_of_a_process_is_told_soon(role, request, tmp_path):
 
     def kill():
         hosts = hosts_of(tmp_path / "run")
+        until(lambda: updates_of(tmp_path / "run") > 5)
         pid = parent(hosts["buffer"]) if role == "forkserver" else hosts[role]
         killed.append(time.monotonic())
         os.kill(pid, signal.SIGKILL)

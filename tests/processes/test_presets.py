@@ -20,7 +20,7 @@ IDENTITY = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("one_server")
+pytestmark = pytest.mark.usefixtures("one_server", "told_soon")
 
 
 @pytest.mark.parametrize("actors", [1, 3])

@@ -16,7 +16,7 @@ PRIORITIZED = copy.deepcopy(DQN)
 PRIORITIZED["algorithm"] |= {"prioritized": True, "beta_updates": 50}
 
 
-pytestmark = pytest.mark.usefixtures("one_server")
+pytestmark = pytest.mark.usefixtures("one_server", "told_soon")
 
 
 @pytest.mark.parametrize("initial", ["actor", "max"])

@@ -61,7 +61,7 @@ BOUNDS = {"sync": 0, "periodic": 0, "one_step": 1, "bounded": 4, "tianji": 3, "f
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _first(one_server, tmp_path_factory):
+def _first(one_server, told_soon, tmp_path_factory):
     """What the first run of a process leaves in it for good is left by this one."""
     train(PPO, tmp_path_factory.mktemp("first"), "stop.updates=1")
 
