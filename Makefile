@@ -24,7 +24,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-all: $(READY)
-	$(BIN)/python -m pytest
+	HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

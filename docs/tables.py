@@ -6,6 +6,7 @@ With --check it writes nothing, and ends with 1 where a page is not in step with
 import ast
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -515,15 +516,21 @@ WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURE
 """what is made by a function of its own"""
 
 
+@functools.cache
+def defaults(algorithm: str) -> dict[str, tuple[object, str]]:
+    """What every key is where nothing is set, and its meaning."""
+    tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": algorithm}}
+    rows = load_config({**tree, "stop": {"return": 0}}).rows()
+    values = {key: (value, meaning) for key, value, _, meaning in rows}
+    return values | {"stop.return": (None, values["stop.return"][1])}
+
+
 def table(name: str) -> str:
     """The generated text of this name."""
     if name in WHOLE:
         return WHOLE[name]()
     section, _, which = name.partition(" ")
-    tree = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": which or "ppo"}}
-    rows = load_config({**tree, "stop": {"return": 0}}).rows()
-    values = {key: (value, meaning) for key, value, _, meaning in rows}
-    values["stop.return"] = (None, values["stop.return"][1])
+    values = defaults(which or "ppo")
     if section == "seed":
         default = Config.__dataclass_fields__["seed"].default
         return (

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file
+from thorough import examples
 
 from tianji import checkpoint
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
@@ -92,7 +93,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.dictionaries(any_text, values, max_size=4))
 def test_any_state_comes_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, state: State

@@ -1,6 +1,7 @@
 """What is documented is executed: snippets, commands, links, tables, names in README and docs."""
 
 import ast
+import contextlib
 import importlib.util
 import re
 import shlex
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from servers import Servers
 
 import tianji.algorithm
 import tianji.env
@@ -69,14 +71,18 @@ def runs(block):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder like the repository's to run in, and nothing left behind in this process."""
+    """A folder like the repository's to run in, and nothing left behind in this process. The runs
+    of a page share the process that hosts are forked from, which is in that folder, too."""
     for name in ("configs", "examples", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    servers = Servers()
+    monkeypatch.setattr("tianji.run.ForkServer", servers)
     registries = (tianji.algorithm.ALGORITHMS, tianji.env._FACTORIES)
     before, modules = [dict(registry) for registry in registries], set(sys.modules)
-    yield tmp_path
+    with contextlib.closing(servers):
+        yield tmp_path
     for registry, content in zip(registries, before, strict=True):
         registry.clear()
         registry.update(content)

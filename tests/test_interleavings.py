@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from thorough import examples
 
 from tianji.algorithm import Decision
 from tianji.buffer import MOST_OUT
@@ -585,13 +586,13 @@ def run(case, order):
     return built, witness
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(with_orders(once_cases()))
 def test_on_policy_runs_keep_their_promises_in_any_order(drawn):
     run(*drawn)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(with_orders(again_cases()))
 def test_replay_runs_keep_their_promises_in_any_order(drawn):
     run(*drawn)
@@ -606,7 +607,7 @@ def may_stop(case):
     return int(min(case.actors // 2, ahead * update // (MOST_OUT * rows)))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     with_orders(
         (once_cases(lates=("pass",)) | again_cases(lates=("pass",))).filter(may_stop), may_stop
@@ -616,7 +617,7 @@ def test_where_late_rollouts_pass_half_of_the_actors_may_stop_for_ever(drawn):
     run(*drawn)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(with_orders(once_cases(leads=(0,), lates=("wait",))))
 def test_at_lead_0_all_orders_learn_the_same_and_so_do_batch_and_stream(drawn):
     case, order = drawn
@@ -634,7 +635,7 @@ def test_at_lead_0_all_orders_learn_the_same_and_so_do_batch_and_stream(drawn):
     assert len(learnt) == 1
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(with_orders(again_cases(leads=(0,), lates=("wait",))))
 def test_at_lead_0_replay_draws_the_same_in_all_orders(drawn):
     case, order = drawn

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_team import Threads, toy
+from thorough import examples
 
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
@@ -286,7 +287,7 @@ def cases(draw):
     )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(cases())
 @example(Case(5, "exponential", 1, 0, 0, (0.05, 0.05, 0.05, 0.05, 1.0), (249,)))
 def test_in_any_order_and_over_restarts_the_mean_is_kept_and_no_model_used_twice(case):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_interleavings import Case, Once, Order, interleave, orders, run
+from thorough import examples
 
 from tianji import Refusal
 from tianji.balance import uneven_rounds
@@ -357,7 +358,7 @@ def test_following_the_remedies_always_leads_to_what_works(relax, sizes):
 
 
 @given(anything, st.booleans(), st.integers(1, 4), st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_whatever_is_accepted_runs_without_a_stall(relax, on_policy, actors, data):
     relax = replace(relax, paced=True, join="none")  # only a preset sets the first; see `free`
     if relax.hosts == "worker":

@@ -5,9 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_interleavings import Once
+from thorough import examples
 
 import tianji
 import tianji.server
@@ -259,7 +260,7 @@ def test_an_ask_waits_until_the_server_has_room_for_it():
     st.integers(1, 4), st.integers(1, 3), st.none() | st.integers(3, 12),
     st.lists(st.sampled_from(["ask", "ask", "tick", "serve"]), max_size=120), st.randoms(),
 )  # fmt: skip
-@settings(max_examples=150)
+@examples(150)
 def test_batches_keep_to_their_limits_and_every_ask_is_answered_once(
     actors, envs, max_batch, events, draw
 ):

@@ -30,7 +30,8 @@ from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
 from tianji.types import Rollout, Row, rollout_layout
 
-SPAWN = multiprocessing.get_context("spawn")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "tianji.build"])  # these take seconds
 DEADLINE = 120.0
 """seconds after which a child that hangs is a failure"""
 
@@ -158,7 +159,7 @@ def half(rank, path, results):
 
 def run_together(target, *arguments):
     """Two processes of `target(rank, *arguments)`; their exit codes."""
-    children = [SPAWN.Process(target=target, args=(rank, *arguments)) for rank in range(2)]
+    children = [FORKS.Process(target=target, args=(rank, *arguments)) for rank in range(2)]
     for child in children:
         child.start()
     for child in children:
@@ -175,7 +176,7 @@ def halves(tmp_path_factory):
     folder = tmp_path_factory.mktemp("team")
     paths = [folder / f"{rank}.npz" for rank in range(2)]
     children = [
-        SPAWN.Process(target=half, args=(rank, folder / "meet", paths[rank])) for rank in range(2)
+        FORKS.Process(target=half, args=(rank, folder / "meet", paths[rank])) for rank in range(2)
     ]
     for child in children:
         child.start()

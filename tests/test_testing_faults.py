@@ -136,7 +136,7 @@ def test_faults_that_are_meant_for_a_role_do_not_happen_elsewhere(tmp_path):
     env.step(np.zeros(2, np.int64))
 
 
-def test_they_happen_in_the_host_that_is_named(tmp_path):
+def test_they_happen_in_the_host_that_is_named(one_server, tmp_path):
     config = {
         "env": {
             "id": "testing/Fault", "imports": ["tianji.testing.faults"],
@@ -147,6 +147,7 @@ def test_they_happen_in_the_host_that_is_named(tmp_path):
         "network": {"hidden": [8]},
         "scale": {"engine": "local", "actors": 2, "envs_per_actor": 2, "rollout_length": 8},
         "stop": {"updates": 1000},
+        "faults": {"env_restarts": 1},
     }  # fmt: skip
     with pytest.raises(Failure, match="actor-1"):
         tianji.train(config, runs=tmp_path, name="run")

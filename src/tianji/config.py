@@ -295,11 +295,12 @@ class Config:
             if section == "algorithm":
                 key = "algorithm.name"
                 rows.append((key, self.algorithm.name, self.origin[key], "which algorithm"))
+            meanings = _meanings(type(part))
             for f in dataclasses.fields(part):
                 key = f"{section}.{_public(f.name)}"
                 origin = self.origin.get(key, "default")
                 value = "auto" if self.auto and key == "scale.actors" else getattr(part, f.name)
-                rows.append((key, value, origin, _meanings(type(part))[f.name]))
+                rows.append((key, value, origin, meanings[f.name]))
         return rows
 
 

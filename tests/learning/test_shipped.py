@@ -15,6 +15,8 @@ NEEDS = {"qmix_smax_3m": "jaxmarl"}
 HOURS = {"dqn_breakout_minatar", "dqn_pong", "ppo_halfcheetah", "ppo_pong", "sac_halfcheetah"}
 """configs that take longer than a test may: `benchmarks/learning.py NAME` runs them"""
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 
 def reaches(name, seed, tmp_path):
     if (package := NEEDS.get(name)) and importlib.util.find_spec(package) is None:

@@ -11,13 +11,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import tomli_w
 
 import tianji
-from tianji.engines.server import ForkServer
 
 CHAIN = {"id": "toy/Chain", "kwargs": {"anywhere": True, "limit": 20}}
 PPO = {
@@ -95,6 +92,19 @@ def hosts_of(folder, seconds=60.0):
     raise TimeoutError(f"no hosts within {seconds} s")
 
 
+def updates_of(folder):
+    """By the last row of metrics."""
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["updates"]
+
+
+def until(holds, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.02)
+
+
 def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -162,13 +172,3 @@ def belongings():
         "handlers": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
         "limit": resource.getrlimit(resource.RLIMIT_NOFILE),
     }
-
-
-@contextlib.contextmanager
-def one_server():
-    """The runs within share the process that hosts are forked from, as its imports take seconds."""
-    server = ForkServer()
-    shared = SimpleNamespace(line=server.line, process=server.process, close=lambda: None)
-    with contextlib.closing(server), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tianji.run.ForkServer", lambda: shared)
-        yield server

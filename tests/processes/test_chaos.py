@@ -1,7 +1,8 @@
 """Processes of a run are killed, stopped and told to end, in every phase; what is promised holds.
 
-The quick half covers every deed, role and phase; the others are slow. `make chaos` runs all of them
-and writes what it saw to benchmarks/results/chaos.json.
+The quick part covers every deed, role and phase, and what test_supervision.py does not have in its
+quick part; the others are slow. `make chaos` runs all of them and writes what it saw to
+benchmarks/results/chaos.json.
 """
 
 import json
@@ -19,9 +20,7 @@ from chaos import DEEDS, FAULTS, INJECTED, MATRIX, PHASES, ROLES, Case, Promise,
 from tianji.checkpoint import Checkpoints
 
 QUICK = [
-    Case("SIGKILL", "actor", "training"),
     Case("SIGKILL", "buffer", "warm-up"),
-    Case("SIGKILL", "learner", "training"),
     Case("SIGKILL", "evaluator", "start-up"),
     Case("SIGKILL", "launcher", "checkpointing"),
     Case("SIGSTOP", "actor", "shutdown"),
@@ -30,7 +29,6 @@ QUICK = [
     Case("SIGTERM", "launcher", "warm-up"),
     Case("SIGTERM", "launcher", "shutdown"),
     Case("raises", "actor", "training"),
-    Case("hangs", "actor", "training"),
 ]
 
 
@@ -47,8 +45,8 @@ def test_what_is_promised_of_a_fault_holds(case, tmp_path):
     assert seen.broken == [], f"promised: {seen.promise.says}"
 
 
-def test_the_quick_half_covers_every_deed_role_and_phase():
-    assert {case.deed for case in QUICK} >= {*DEEDS, "raises", "hangs"}
+def test_the_quick_part_covers_every_deed_role_and_phase():
+    assert {case.deed for case in QUICK} >= {*DEEDS, "raises"}
     assert {case.role for case in QUICK} == set(ROLES)
     assert {case.phase for case in QUICK} == set(PHASES)
     assert set(QUICK) <= {*MATRIX, *INJECTED}

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 
 import pytest
-from local_runs import one_server
 
 import tianji
 from tianji.config import load_config, shipped_configs
@@ -14,10 +13,7 @@ NEEDS = {"smax": "jaxmarl"}
 """what is not installed for the tests, by a word of a config's name"""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_server():
-    with one_server():
-        yield
+pytestmark = pytest.mark.usefixtures("one_server")
 
 
 def smaller(name: str) -> list[str]:

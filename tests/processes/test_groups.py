@@ -24,9 +24,10 @@ from local_runs import (
     hosts_of,
     learnt,
     metrics,
-    one_server,
     parent,
     train,
+    until,
+    updates_of,
 )
 
 import tianji
@@ -44,20 +45,19 @@ WORKERS = "scale.groups=3", "scale.actors=1"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(tmp_path_factory):
-    with one_server() as server:
-        train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
-        yield server
+def _first(one_server, told_soon, tmp_path_factory):
+    """What the first run of a process leaves in it for good is left by this one."""
+    train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(_server, monkeypatch, tmp_path):
+def _nothing_left(one_server, monkeypatch, tmp_path):
     """Afterwards there is no host, descriptor, thread, handler or limit that was not before."""
     monkeypatch.chdir(tmp_path)
     before = belongings()
     yield
     end = time.monotonic() + 5  # a process that was killed may still be on its way out
-    while (left := children(_server.process.pid)) and time.monotonic() < end:
+    while (left := children(one_server.pids)) and time.monotonic() < end:
         time.sleep(0.02)
     assert left == []
     assert belongings() == before
@@ -65,12 +65,12 @@ def _nothing_left(_server, monkeypatch, tmp_path):
         assert list(tmp_path.rglob(name)) == []
 
 
-def children(pid):
+def children(pids):
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):
-                if parent(path.name) == pid:
+                if parent(path.name) in pids:
                     found.append(int(path.name))
     return found
 
@@ -98,19 +98,6 @@ def spread(result):
     """How far the groups' weights are apart, at most."""
     each = np.stack([weights(learner) for learner in trainers(result)])
     return float((each.max(0) - each.min(0)).max())
-
-
-def updates_of(folder):
-    """By the last row of metrics."""
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["updates"]
-
-
-def until(holds, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.02)
 
 
 def log_of(folder):
@@ -344,7 +331,9 @@ def killing(folder, role, told, more=5):
 
     def kill():
         with ending():
-            os.kill(hosts_of(folder)[role], signal.SIGKILL)
+            hosts = hosts_of(folder)
+            until(lambda: updates_of(folder) > 20)  # with a checkpoint, where they are made
+            os.kill(hosts[role], signal.SIGKILL)
             until(lambda: told in log_of(folder))
             before = updates_of(folder)
             until(lambda: updates_of(folder) > before + more)
@@ -538,9 +527,9 @@ def test_workers_that_gossip_wait_for_one_that_stands_still_once_their_patience_
             pid = hosts_of(folder)["g1.worker"]
             until(lambda: updates_of(folder) > 20)
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(2)  # rows are written twice a second
+            time.sleep(1)  # rows are written five times a second
             made.append(updates_of(folder))
-            time.sleep(2)
+            time.sleep(1)
             made.append(updates_of(folder))
             os.kill(pid, signal.SIGCONT)
             until(lambda: updates_of(folder) > made[-1] + 20)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,14 @@ from local_runs import (
     marked,
     parent,
     train,
+    until,
+    updates_of,
 )
 
 import tianji
 from tianji import Failure, Refusal
 from tianji.__main__ import main
+from tianji.engines.server import ForkServer
 from tianji.env import register_env
 from tianji.envs.toy import Identity
 
@@ -36,24 +38,29 @@ NOTICED = 5 * 2.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _imported(tmp_path_factory):
+def _first(one_server, told_soon, tmp_path_factory):
     """What the first run of a process leaves in it for good is left by this one."""
-    train(PPO, tmp_path_factory.mktemp("runs"), "stop.updates=1")
+    train(PPO, tmp_path_factory.mktemp("runs"), LOCAL, "stop.updates=1")
 
 
 @pytest.fixture(autouse=True)
-def mark(monkeypatch, tmp_path):
+def mark(one_server, monkeypatch, tmp_path):
     """Afterwards there is no process, descriptor, thread, handler or limit that was not before."""
-    mark = f"tianji-test-{uuid.uuid4()}"
-    monkeypatch.setenv("TIANJI_TEST", mark)
+    monkeypatch.setenv("TIANJI_TEST", one_server.mark)
     monkeypatch.chdir(tmp_path)
     before = belongings()
-    yield mark
+    yield one_server.mark
     end = time.monotonic() + 5  # a process that was killed may still be on its way out
-    while (left := marked(mark)) and time.monotonic() < end:
+    while (left := marked(one_server.mark).keys() - one_server.pids) and time.monotonic() < end:
         time.sleep(0.02)
-    assert left == {}
+    assert left == set()
     assert belongings() == before
+
+
+@pytest.fixture
+def own_server(monkeypatch):
+    """Each run has a process of its own that hosts are forked from, as outside of tests."""
+    monkeypatch.setattr("tianji.run.ForkServer", ForkServer)
 
 
 def written(folder, name="result.json"):
@@ -61,6 +68,7 @@ def written(folder, name="result.json"):
     return json.loads(text) if name.endswith(".json") else text
 
 
+@pytest.mark.usefixtures("own_server")
 def test_runs_of_one_process_follow_each_other_and_leave_no_table(tmp_path):
     first, second = (train(PPO, tmp_path, LOCAL) for _ in range(2))
     assert learnt(first) == learnt(second)
@@ -203,11 +211,14 @@ def test_a_role_that_cannot_be_made_leaves_its_traceback(tmp_path):
 
 
 @pytest.mark.parametrize("role", ["actor-1", "buffer", "learner", "forkserver"])
-def test_the_death_of_a_process_is_told_soon(role, tmp_path):
+def test_the_death_of_a_process_is_told_soon(role, request, tmp_path):
+    if role == "forkserver":
+        request.getfixturevalue("own_server")
     killed = []
 
     def kill():
         hosts = hosts_of(tmp_path / "run")
+        until(lambda: updates_of(tmp_path / "run") > 5)
         pid = parent(hosts["buffer"]) if role == "forkserver" else hosts[role]
         killed.append(time.monotonic())
         os.kill(pid, signal.SIGKILL)

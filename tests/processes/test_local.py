@@ -17,7 +17,6 @@ from local_runs import (
     hosts_of,
     learnt,
     metrics,
-    one_server,
     train,
 )
 
@@ -25,11 +24,7 @@ import tianji
 from tianji.machine import cores
 from tianji.placement import Placement, placements
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server():
-    with one_server():
-        yield
+pytestmark = pytest.mark.usefixtures("one_server")
 
 
 @pytest.mark.parametrize("actors", [2, 3])

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from local_runs import DQN, LOCAL, PPO, beside, hosts_of, metrics, one_server, train
+from local_runs import DQN, LOCAL, PPO, beside, hosts_of, metrics, train
 
 import tianji
 
@@ -20,10 +20,7 @@ IDENTITY = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_server():
-    with one_server():
-        yield
+pytestmark = pytest.mark.usefixtures("one_server", "told_soon")
 
 
 @pytest.mark.parametrize("actors", [1, 3])

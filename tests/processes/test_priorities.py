@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from local_runs import DQN, LOCAL, beside, hosts_of, learnt, metrics, one_server, train
+from local_runs import DQN, LOCAL, beside, hosts_of, learnt, metrics, train
 
 import tianji
 
@@ -16,10 +16,7 @@ PRIORITIZED = copy.deepcopy(DQN)
 PRIORITIZED["algorithm"] |= {"prioritized": True, "beta_updates": 50}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_server():
-    with one_server():
-        yield
+pytestmark = pytest.mark.usefixtures("one_server", "told_soon")
 
 
 @pytest.mark.parametrize("initial", ["actor", "max"])

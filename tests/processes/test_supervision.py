@@ -11,9 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,6 +29,7 @@ from tianji.engines import hosts, wire
 from tianji.engines.local import LocalEngine
 from tianji.engines.server import ForkServer
 from tianji.machine import process_cpu
+from tianji.plan import Placement
 from tianji.testing import faults as testing_faults
 
 NOTICED, RESTARTED = 5 * 2.0, 5 * 5.0
@@ -62,32 +61,20 @@ BOUNDS = {"sync": 0, "periodic": 0, "one_step": 1, "bounded": 4, "tianji": 3, "f
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared():
-    """The runs here share the process that hosts are forked from, as its imports take seconds; the
-    first one leaves in this process what it leaves for good."""
-    with pytest.MonkeyPatch.context() as patch:
-        mark = f"tianji-test-{uuid.uuid4()}"
-        patch.setenv("TIANJI_TEST", mark)
-        server = ForkServer()
-        one = SimpleNamespace(line=server.line, process=server.process, close=lambda: None)
-        one.mark = mark
-        with contextlib.closing(server):
-            patch.setattr("tianji.run.ForkServer", lambda: one)
-            yield one
+def _first(one_server, told_soon, tmp_path_factory):
+    """What the first run of a process leaves in it for good is left by this one."""
+    train(PPO, tmp_path_factory.mktemp("first"), "stop.updates=1")
 
 
 @pytest.fixture(autouse=True)
-def folder(shared, monkeypatch, tmp_path, tmp_path_factory):
+def folder(one_server, monkeypatch, tmp_path):
     """Where the run is; afterwards no process, descriptor, thread, handler or limit is left."""
-    if not hasattr(shared, "used"):
-        shared.used = True
-        train(PPO, tmp_path_factory.mktemp("first"), "stop.updates=1")
+    monkeypatch.setenv("TIANJI_TEST", one_server.mark)
     monkeypatch.chdir(tmp_path)
     before = belongings()
     yield tmp_path / "run"
-    alone = {shared.process.pid}
     end = time.monotonic() + 5  # a process that was killed may still be on its way out
-    while (left := marked(shared.mark).keys() - alone) and time.monotonic() < end:
+    while (left := marked(one_server.mark).keys() - one_server.pids) and time.monotonic() < end:
         time.sleep(0.02)
     assert left == set()
     assert belongings() == before
@@ -383,14 +370,14 @@ def test_a_buffer_that_is_killed_costs_no_update(config, folder):
 
 
 def test_the_death_of_the_process_that_hosts_are_forked_from_is_survived(
-    folder, shared, monkeypatch
+    folder, one_server, monkeypatch
 ):
     monkeypatch.setattr("tianji.run.ForkServer", ForkServer)
 
     def act():
         more_updates(folder, 25)
         pid = parent(table(folder)["buffer"]["pid"])
-        assert pid not in (os.getpid(), shared.process.pid)
+        assert pid not in {os.getpid(), *one_server.pids}
         os.kill(pid, signal.SIGKILL)
         wait(lambda: told(folder), "it is told")
         more_updates(folder, 10)
@@ -400,6 +387,17 @@ def test_the_death_of_the_process_that_hosts_are_forked_from_is_survived(
     line, source, _ = recovery(folder)
     assert line["role"] == "forkserver"
     assert source.startswith("checkpoint step_")
+
+
+def test_word_of_a_host_that_was_just_forked_is_not_left_to_the_next_run(one_server, tmp_path):
+    server = one_server()
+    while hosts.readable(server.line.fileno(), 0.2):
+        wire.receive(server.line)  # how hosts of the runs before have ended
+    of_a_run = hosts.Hosts(server, tmp_path, 1)
+    of_a_run.fork(Placement("actor-0", (), 1), {"group": 0}, [])
+    of_a_run.close()
+    assert hosts.readable(server.line.fileno(), LIMIT)
+    assert wire.receive(server.line).kind == "exited"
 
 
 @pytest.mark.slow
@@ -565,7 +563,7 @@ def not_finite(name, engine, at, times=1):
     """A run whose updates from `at` on are NaN: the loss, and everything that was learnt."""
     config = fault(stop={"updates": 40})
     config["scale"]["engine"] = engine
-    hyper = {} if name == "test_ppo" else DQN["algorithm"]
+    hyper = PPO["algorithm"] if name == "test_ppo" else DQN["algorithm"]
     config["algorithm"] = hyper | {"name": name, "nan_at": at, "nan_times": times}
     return config
 
