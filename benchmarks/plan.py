@@ -10,6 +10,11 @@ among them. The bars are an error of at most 15 % for each choice of a plan and 
 median, and a plan that reaches 0.95 of the best run. Results: benchmarks/results/plan_N_cores.json.
 """
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in a run: threads that wait do not spin
+
 import argparse
 import dataclasses
 import json

@@ -230,6 +230,8 @@ class _Clock:
     def __init__(self, seconds: float, progress: Progress) -> None:
         self._end = time.monotonic() + seconds
         self._progress = progress
+        self.learning = 0.0
+        """seconds that it took to measure learning, its preparation included"""
 
     @property
     def left(self) -> float:
@@ -252,8 +254,10 @@ def measure(config: Config, progress: Progress = lambda what, left: None) -> Pro
     act, load, valid = _acting(one, task, mine, clock, skipped)
     sooner = _sooner(one)
     clock.say("learning")
+    before = clock.left
     learnt = alone(Job(lambda: learning(sooner, _core_sets(mine, config), 1.2), mine, 15.0))
     learn = {int(cores): seconds for cores, seconds in learnt["learn"].items()}
+    clock.learning = before - clock.left
     slow_act, slow_learn = _beside(sooner, act, learn, task, mine, clock, skipped)
     batches = _batches(sooner, learn[1], task, mine, clock, skipped)
     inference = _inference(one, act, task, mine, clock, skipped)
@@ -343,28 +347,26 @@ def _beside(
     """How much longer acting and learning take when so many cores are busy: a learner on one, and
     an actor on each of the others."""
     slow_act, slow_learn = {1: 1.0}, {1: 1.0}
-    gpu = config.scale.device != "cpu"
+    learns = config.scale.device == "cpu"  # a GPU has nobody beside it
     for busy in sorted({2, len(mine) // 2, len(mine)} - {0, 1}):
-        expected = 2 * learn[1] + 3.0
+        expected = clock.learning + learn[1] if learns else 3.0
         if clock.left < expected:
             skipped.append(f"{busy} busy cores")
             continue
         clock.say(f"{busy} busy cores")
-        envs = (
-            max(1, task.envs // max(1, busy - 1)) if task.on_policy else config.scale.envs_per_actor
-        )
+        envs = task.envs // (busy - 1) if task.on_policy else config.scale.envs_per_actor
         near = min(act, key=lambda n: abs(n - envs))
-        seconds = max(1.0, 1.5 * learn[1])
-        jobs = [Job(lambda: learning(config, [mine[:1]], 0.8), mine[:1], expected)]
-        jobs += [
+        seconds = max(1.0, 1.5 * learn[1]) if learns else 1.0
+        jobs = [
             Job(lambda n=near, s=seconds: acting(config, n, s), [core], expected)  # type: ignore[misc]
             for core in mine[1:busy]
         ]
-        learner, *actors = together(jobs)
-        slow_learn[busy] = max(1.0, learner["learn"]["1"] / learn[1])
-        slow_act[busy] = max(1.0, sum(a["step"] for a in actors) / len(actors) / act[near])
-        if gpu:
-            slow_learn[busy] = 1.0
+        if learns:
+            jobs.append(Job(lambda: learning(config, [mine[:1]], 0.8), mine[:1], expected))
+        measured = together(jobs)
+        if learns:
+            slow_learn[busy] = max(1.0, measured.pop()["learn"]["1"] / learn[1])
+        slow_act[busy] = max(1.0, sum(a["step"] for a in measured) / len(measured) / act[near])
     return slow_act, slow_learn
 
 
@@ -382,7 +384,7 @@ def _batches(
         other = _with_batch(config, task, factor)
         if other is None:
             continue
-        if clock.left < 2 * factor * known + 4.0:
+        if clock.left < clock.learning * max(1.0, factor):
             skipped.append(f"batches of {round(task.batch * factor)}")
             continue
         clock.say(f"batches of {round(task.batch * factor)}")
