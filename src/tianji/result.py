@@ -41,6 +41,11 @@ class Result:
     """who waited for whom, in one line; empty for engine serial"""
     params_sha256: str
     stop_reason: str
+    stop_s: float | None = None
+    """seconds of training, earlier processes included, after which a stop condition held; None:
+    none did"""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """what steps_per_s and time are measured over: seconds, updates and steps of this process"""
     resumed: str | None = None
     """"exact", or "inexact: " and why; None where the run was not resumed"""
     notes: Mapping[str, Any] = field(default_factory=dict)
