@@ -343,8 +343,8 @@ class _Reader:
         plan = _json(self._folder / PLAN)
         if plan is None:
             self._missing["plan"] = (
-                f"there is no {PLAN}: the counts of actors, envs and learners came from the config, "
-                f"so nothing was predicted."
+                f"there is no {PLAN}: the counts of actors, envs and learners came from the "
+                f"config, so nothing was predicted."
             )
             return None
         measured = dict(rates)

@@ -42,8 +42,8 @@ class Result:
     params_sha256: str
     stop_reason: str
     stop_s: float | None = None
-    """seconds of training, earlier processes included, after which a stop condition held; None:
-    none did"""
+    """seconds after which a stop condition held, as `wall_s` of the metrics counts them; None: none
+    did"""
     measured: Mapping[str, float] = field(default_factory=dict)
     """what steps_per_s and time are measured over: seconds, updates and steps of this process"""
     resumed: str | None = None

@@ -257,7 +257,7 @@ class _Run:
         self._stop: str | None = None
         """why the run ends, once it does"""
         self._stop_s: float | None = None
-        """seconds of training until then"""
+        """seconds until then"""
         self._save_due = False
         self._resumed: str | None = None
         self._evaluated: float | None = None

@@ -19,11 +19,11 @@ COLORS = 8
 
 STYLE = """
 :root{--ink:#1d2430;--soft:#5b6675;--line:#d9dee6;--paper:#fff;--card:#f6f8fa;--good:#1a7f4b;
---bad:#b3261e;--c1:#2f6fd0;--c2:#d9730d;--c3:#15885a;--c4:#9a3fa0;--c5:#b08400;--c6:#c0392b;
---c7:#0b8797;--c8:#7b6651;--w1:#c3cad4;--w2:#a9b3c0;--w3:#dde2e9;--w4:#929daa}
+--bad:#b3261e;--c1:#0072b2;--c2:#009e73;--c3:#d55e00;--c4:#aa4499;--c5:#d0a000;--c6:#8a7a3c;
+--c7:#56b4e9;--c8:#6b5b4b;--w1:#c3cad4;--w2:#a9b3c0;--w3:#dde2e9;--w4:#929daa}
 @media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa5b4;--line:#333b47;
---paper:#12161c;--card:#1a2029;--good:#4cc38a;--bad:#ff8078;--c1:#6ea8fe;--c2:#f0a04b;--c3:#4cc38a;
---c4:#d08bd6;--c5:#d9b64a;--c6:#ff8078;--c7:#4fc3d4;--c8:#c0a88e;--w1:#465060;--w2:#5a6576;
+--paper:#12161c;--card:#1a2029;--good:#4cc38a;--bad:#ff8078;--c1:#3d9be0;--c2:#2fbf93;--c3:#f0853a;
+--c4:#d279c3;--c5:#f2cf4a;--c6:#b7a663;--c7:#8fd0f5;--c8:#c0a88e;--w1:#465060;--w2:#5a6576;
 --w3:#363f4c;--w4:#6d798b}}
 svg.chart{display:block;width:100%;height:auto;max-width:600px}
 svg.chart text{font:12px system-ui,sans-serif;fill:var(--soft)}
@@ -235,7 +235,8 @@ class _Frame:
             )
             anchor = "end" if at > right - 8 else "middle"
             parts.append(
-                f'<text x="{at:.1f}" y="{bottom + 17}" text-anchor="{anchor}">{_number(value)}</text>'
+                f'<text x="{at:.1f}" y="{bottom + 17}" text-anchor="{anchor}">'
+                f"{_number(value)}</text>"
             )
         middle = (LEFT + right) / 2
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')

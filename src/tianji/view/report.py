@@ -20,14 +20,14 @@ COLOR = {
     "simulate": "c2",
     "update": "c3",
     "prioritize": "c4",
-    "take": "c5",
+    "take": "c6",
     "receive": "c7",
-    "serve": "c4",
-    "grant": "c5",
-    "load": "c6",
+    "serve": "c5",
+    "grant": "c6",
+    "load": "c7",
     "evaluate": "c4",
 }
-"""of kinds of work; others have the last"""
+"""of kinds of work, as in the timeline; others have the last"""
 WAITS = {"buffer": "w1", "learner": "w2", "actor": "w3"}
 
 STYLE = (
@@ -156,8 +156,8 @@ def _plan(run: Explained) -> str:
         (rate.name, human(rate.predicted), _told(rate.measured, human) or "–", _error(rate.error))
         for rate in run.planned.rates
     ]
-    table = _table(("steps/s", "predicted", "measured", "error"), rows)
-    return f"<p>{escape(_planned(run, chosen))}</p>{table}"
+    shown = table(("steps/s", "predicted", "measured", "error"), rows)
+    return f"<p>{escape(_planned(run, chosen))}</p>{shown}"
 
 
 def _planned(run: Explained, chosen: str) -> str:
@@ -223,12 +223,12 @@ def _critical(run: Explained) -> str:
         for phase, seconds in sorted(run.cycle.phases.items(), key=lambda item: -item[1])
     ]
     parts = [f"<p>{escape(text)}</p>" for text in critical_words(run)]
-    parts.append(_table(("in one update's cycle", "time", "of the cycle"), rows))
+    parts.append(table(("in one update's cycle", "time", "of the cycle"), rows))
     if run.chain is not None:
         rows = [(_kind(key), milliseconds(seconds / max(run.chain.updates, 1)), percent)
                 for key, seconds, percent in _links(run)]  # fmt: skip
         parts.append(f"<h3>Longest chain</h3><p>{escape(_chain_words(run))}</p>")
-        parts.append(_table(("on the chain", "for each update", "of it"), rows))
+        parts.append(table(("on the chain", "for each update", "of it"), rows))
     return "".join(parts)
 
 
@@ -404,7 +404,7 @@ def _faults(run: Explained) -> str:
         more = len(run.faults) - len(rows)
         if more > 0:
             parts.append(f"<p>The last {len(rows)} of {len(run.faults)}:</p>")
-        parts.append(_table(("when", "who", "what", "what was done"), rows, figures=False))
+        parts.append(table(("when", "who", "what", "what was done"), rows, figures=False))
     return "".join(parts) or "<p>None.</p>"
 
 
@@ -441,7 +441,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
     """The first column is a name, the others are figures."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
