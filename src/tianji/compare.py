@@ -40,8 +40,12 @@ class Entry:
     """as a run's, or "failed" or "refused" """
     reason: str
     """why it ended"""
+    begin: float = 0.0
+    """seconds of the run's metrics before its first step"""
+    start_s: float | None = None
+    """seconds from its launch to its first step"""
     target_s: float | None = None
-    """seconds until the target was reached, the start of processes included"""
+    """seconds from the first step until the target was reached"""
     new: float | None = None
     """new steps per second that could be consumed"""
     produced: float | None = None
@@ -76,8 +80,11 @@ FIGURES = {
     "steps": "steps",
     "updates": "updates",
     "seconds": "seconds",
+    "start_s": "seconds to the first step",
 }
 """what presets are compared by"""
+BESIDE = ("steps", "updates", "seconds", "start_s")
+"""of these, what a table leaves out"""
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table: its head, and a row for each preset that has run."""
-        figures = [name for name in FIGURES if name not in ("steps", "updates", "seconds")]
+        figures = [name for name in FIGURES if name not in BESIDE]
         if not self.target:
             figures.remove("target_s")
         rows = [("preset", *(FIGURES[name] for name in figures))]
@@ -357,6 +364,7 @@ def _run(preset: str, config: Config, folder: Path, view: View) -> Entry:
 def _entry(preset: str, config: Config, result: Result) -> Entry:
     history = History.read(Path(result.run_dir))
     staleness = result.staleness or {}
+    begin = result.measured["begin"]
     reached = bool(_target(config)) and result.stop_reason == _target(config)
     kept = 1.0 - result.filtered / result.steps if result.steps else 1.0
     return Entry(
@@ -365,7 +373,9 @@ def _entry(preset: str, config: Config, result: Result) -> Entry:
         run_dir=result.run_dir,
         status=result.status,
         reason=result.stop_reason,
-        target_s=result.stop_s if reached else None,
+        begin=begin,
+        start_s=result.start_s,
+        target_s=result.stop_s - begin if reached and result.stop_s is not None else None,
         new=result.steps_per_s["received"] * kept,
         produced=result.steps_per_s["produced"],
         consumed=result.steps_per_s["consumed"],

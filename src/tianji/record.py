@@ -226,6 +226,7 @@ class Recorder:
             "length_mean": self.length_mean,
             "steps_per_s": rates._asdict(),
             "measured": {
+                "begin": self._elapsed_before + self._base.time - self._started,
                 "seconds": now - self._base.time,
                 "updates": last.version - self._base.report.version,
                 "steps": last.received - self._base.report.received,

@@ -50,7 +50,8 @@ def _notes(comparison: Comparison) -> str:
     ]
     told.append(
         "Staleness is in updates; freshness is the share of a batch that was never consumed "
-        "before; idle is the share of its time that a role does not work."
+        "before; idle is the share of its time that a role does not work; seconds count from a "
+        "run's first step."
     )
     return "".join(f'<p class="soft">{escape(text)}</p>' for text in told)
 
@@ -62,7 +63,7 @@ def _curves(comparison: Comparison) -> str:
         series = [
             Series(
                 f"{entry.preset}, seed {entry.seed}",
-                points,
+                [(x - entry.begin, y) for x, y in points] if over == "wall_s" else points,
                 color(comparison, entry.preset),
                 dashes=_dashes(comparison, entry.preset),
                 opacity=1.0 if comparison.seeds == 1 else 0.65,
