@@ -6,9 +6,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from numpy.typing import NDArray
+from tianji.trace import Track
 
 Shares = Mapping[str, Mapping[str, float]]
 """For each kind of host, shares of its time that add up to 1."""
@@ -84,21 +83,6 @@ def _phases(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
                 continue
             spent[phase] = spent.get(phase, 0.0) + seconds
     return spent
-
-
-class Track(Protocol):
-    """What one host did, in order, as `trace.Track` has it."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def keys(self) -> tuple[str, ...]: ...
-    @property
-    def key(self) -> NDArray: ...  # type: ignore[type-arg]
-    @property
-    def begin(self) -> NDArray: ...  # type: ignore[type-arg]
-    @property
-    def end(self) -> NDArray: ...  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tianji import trace
 from tianji.critical import Chain, Cycle, chain, cycle, waiting, waits_for
 from tianji.errors import Refusal
 from tianji.folder import FAULTS, STALENESS, find_run
 from tianji.history import History
+from tianji.trace import Track
 
 REPORT_HTML, REPORT_MARKDOWN = "report.html", "report.md"
 PLAN = "plan.json"
@@ -78,7 +80,7 @@ class Explained:
     advice: tuple[str, ...]
     faults: tuple[Mapping[str, Any], ...]
     notes: Mapping[str, Any]
-    tracks: Sequence[Any] = ()
+    tracks: Sequence[Track] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     """by section: what the folder does not have, and why"""
 
@@ -360,9 +362,12 @@ class _Reader:
             ),
         )
 
-    def _tracks(self) -> Sequence[Any]:
-        self._missing["timeline"] = "the run has no trace."
-        return ()
+    def _tracks(self) -> Sequence[Track]:
+        try:
+            return trace.read(self._folder)
+        except Refusal as error:
+            self._missing["timeline"] = str(error)
+            return ()
 
     def _verdict(self) -> tuple[str, tuple[str, ...]]:
         if not self._whole:

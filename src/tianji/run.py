@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tianji import explain
+from tianji import explain, trace
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_config
 from tianji.engines.engine import Engine, Evaluated, Event, Faulted, HostFailed, NoAnswer
@@ -327,6 +327,7 @@ class _Run:
             raise
         if self._resumed is not None:
             rewrite_config(self._folder, self._config)
+            trace.clear(self._folder)
 
     def _start_roles(self) -> None:
         """One that dies meanwhile is a reason to try again."""

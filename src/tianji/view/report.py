@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
+
+import numpy as np
 
 from tianji.critical import waits_for
 from tianji.explain import FLOWS, MOST_FAULTS, Explained
-from tianji.view import charts
+from tianji.trace import Track
+from tianji.view import charts, timeline
 from tianji.view.charts import Axis, Series
 from tianji.view.status import duration, human, number
 
@@ -88,7 +92,8 @@ def html(run: Explained) -> str:
         )
         if inside
     )
-    return page(f"{name}: how the run went", _head(run, name) + sections)
+    style, script = (timeline.STYLE, timeline.SCRIPT) if run.tracks else ("", "")
+    return page(f"{name}: how the run went", _head(run, name) + sections, style, script)
 
 
 def page(title: str, inside: str, style: str = "", script: str = "") -> str:
@@ -416,7 +421,27 @@ def _fault(fault: Mapping[str, object]) -> tuple[str, str, str, str]:
 
 
 def _timeline(run: Explained) -> str:
-    return _gap(run, "timeline")
+    if not run.tracks:
+        return _gap(run, "timeline")
+    return timeline.fragment(newest(run.tracks), "the end of the run", "timeline")
+
+
+EVENTS = 4096
+"""of a host that a page shows, at most: a few cycles; `tianji trace` has all"""
+
+
+def newest(tracks: Sequence[Track], most: int = EVENTS) -> list[Track]:
+    """The last stretch of time in which no host has more than so many events."""
+    full = [track for track in tracks if len(track.key)]
+    since = max((float(track.begin[-most:][0]) for track in full), default=0.0)
+    cut = []
+    for track in full:
+        first = int(np.searchsorted(track.end, since, side="right"))
+        if first < len(track.key):
+            part = slice(first, None)
+            cut.append(replace(track, key=track.key[part], begin=track.begin[part],
+                               end=track.end[part]))  # fmt: skip
+    return cut
 
 
 def _about(run: Explained) -> str:
@@ -472,7 +497,7 @@ def markdown(run: Explained) -> str:
         ("Throughput and return over time", _course_lines(run)),
         ("Staleness", _staleness_lines(run)),
         ("Faults and restarts", _fault_lines(run)),
-        ("Timeline", [_plain(_sentence(run.missing.get("timeline", "It is in report.html.")))]),
+        ("Timeline", [_plain(_sentence(run.missing.get("timeline", "it is on the HTML page.")))]),
         ("What ran", _rows(("", ""), list(run.about.items()))),
     ):
         lines += ["", f"## {title}", "", *inside]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from tianji import trace
 from tianji.compare import Comparison, Entry
+from tianji.errors import Refusal
 from tianji.history import History
-from tianji.view import charts
+from tianji.view import charts, timeline
 from tianji.view.charts import Axis, Series
-from tianji.view.report import bar, page, table
+from tianji.view.report import bar, newest, page, table
 
 DASHES = ("", "6 4", "2 3")
 """of the lines beyond the first so many colours"""
@@ -24,6 +26,7 @@ def html(comparison: Comparison) -> str:
         for title, inside in (
             ("Side by side", table(head, rows) + _notes(comparison)),
             ("Return", _curves(comparison)),
+            ("Timelines", _timelines(comparison)),
             ("Where the time went", _time(comparison)),
         )
         if inside
@@ -33,7 +36,7 @@ def html(comparison: Comparison) -> str:
         f'<header><h1>{escape(name)}</h1><p class="soft">{escape(comparison.task)}, '
         f"{escape(comparison.name)}{escape(target)}</p></header>"
     )
-    return page(f"{name}: presets side by side", header + sections)
+    return page(f"{name}: presets side by side", header + sections, timeline.STYLE, timeline.SCRIPT)
 
 
 def _notes(comparison: Comparison) -> str:
@@ -91,6 +94,22 @@ def color(comparison: Comparison, preset: str) -> str:
 def _dashes(comparison: Comparison, preset: str) -> str:
     """Presets of one colour differ by these."""
     return DASHES[comparison.presets.index(preset) // charts.COLORS % len(DASHES)]
+
+
+def _timelines(comparison: Comparison) -> str:
+    """Of the first run of each preset, one above the other; they are zoomed together."""
+    parts = []
+    for preset in comparison.presets:
+        entry = first(comparison, preset)
+        if entry is None:
+            continue
+        try:
+            tracks = trace.read(Path(entry.run_dir))
+        except Refusal as error:
+            parts.append(f'<p class="soft">{escape(preset)}: {escape(str(error))}</p>')
+        else:
+            parts.append(timeline.fragment(newest(tracks), preset, f"timeline-{preset}"))
+    return "".join(parts)
 
 
 def _time(comparison: Comparison) -> str:
