@@ -185,11 +185,11 @@ class _Reader:
             histogram=self._histogram(),
             freshness=self._history.mean("staleness/freshness"),
             history=self._history,
-            planned=self._planned(rates),
+            planned=self._planned(rates, counts),
             cycle=around,
             chain=chain(tracks),
             verdict=verdict,
-            advice=advice or self._own_advice(time, counts, seconds),
+            advice=advice or self._own_advice(time, counts),
             faults=faults,
             notes=self._result.get("notes", {}),
             tracks=tracks,
@@ -341,7 +341,9 @@ class _Reader:
             )
         return found
 
-    def _planned(self, rates: Mapping[str, float]) -> Planned | None:
+    def _planned(
+        self, rates: Mapping[str, float], counts: Mapping[str, float | None]
+    ) -> Planned | None:
         plan = _json(self._folder / PLAN)
         if plan is None:
             self._missing["plan"] = (
@@ -351,14 +353,16 @@ class _Reader:
             return None
         measured = dict(rates)
         if "received" in rates:
-            steps, filtered = self._last.get("step", 0), self._last.get("staleness/filtered", 0)
+            steps, filtered = counts.get("steps") or 0, counts.get("filtered") or 0
             measured["new"] = rates["received"] * (1 - filtered / steps if steps else 1.0)
         predicted = plan.get("predicted", {})
         return Planned(
             choice=plan.get("choice", {}),
             binding=str(plan.get("binding", "")),
             rates=tuple(
-                Compared(name, float(rate), measured.get(name)) for name, rate in predicted.items()
+                Compared(name, float(rate), measured.get(name))
+                for name, rate in predicted.items()
+                if isinstance(rate, int | float)
             ),
         )
 
@@ -390,8 +394,7 @@ class _Reader:
         return tuple(found)
 
     def _own_advice(
-        self, time: Mapping[str, Mapping[str, float]], counts: Mapping[str, float | None],
-        seconds: float,
+        self, time: Mapping[str, Mapping[str, float]], counts: Mapping[str, float | None]
     ) -> tuple[str, ...]:  # fmt: skip
         cores = self._manifest.get("machine", {}).get("cores")
         advice = [*_of_shares(time, self._config, cores)]
@@ -400,12 +403,6 @@ class _Reader:
             advice.append(
                 f"{filtered / steps:.1%} of the steps received were too stale to be consumed: made "
                 f"for nothing. A lower relax.lead makes fewer of them."
-            )
-        begin, wall = counts.get("start_seconds") or 0.0, counts.get("seconds") or 0.0
-        if wall and begin / wall > 0.3:
-            advice.append(
-                f"{begin:.1f} of {wall:.1f} s went by before the first step, to start; rates and "
-                f"shares are of what came after it."
             )
         return tuple(text.replace("%", " %") for text in advice)
 

@@ -59,8 +59,8 @@ class Axis(NamedTuple):
     label: str
     zero: bool = False
     """begin at 0"""
-    least: float | None = None
-    most: float | None = None
+    whole: bool = False
+    """only whole numbers are named"""
 
 
 def lines(
@@ -229,6 +229,8 @@ class _Frame:
                 f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_number(value)}</text>'
             )
         for value in ticks(self._left, self._right):
+            if self._x.whole and not value.is_integer():
+                continue
             at = self.x(value)
             parts.append(
                 f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
@@ -256,8 +258,7 @@ class _Frame:
 
 
 def _range(values: Sequence[float], axis: Axis) -> tuple[float, float]:
-    low = min(values) if axis.least is None else axis.least
-    high = max(values) if axis.most is None else axis.most
+    low, high = min(values), max(values)
     if axis.zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-6):  # one value alone

@@ -41,7 +41,8 @@ STYLE = (
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:1240px;margin:0 auto;padding:1rem clamp(.75rem,3vw,2rem) 3rem}
 h1{font-size:1.5rem;margin:.5rem 0 0;overflow-wrap:anywhere}
-h2{font-size:1.15rem;margin:2rem 0 .6rem;padding-top:.8rem;border-top:1px solid var(--line)}
+main>section>h2{font-size:1.15rem;margin:2rem 0 .6rem;padding-top:.8rem;
+border-top:1px solid var(--line)}
 h3{font-size:1rem;margin:1.1rem 0 .35rem}
 p{margin:.4rem 0;max-width:75ch}
 .soft{color:var(--soft)}
@@ -134,6 +135,7 @@ def facts(run: Explained) -> list[tuple[str, str]]:
         ("updates", _told(counts.get("updates"), human)),
         ("episodes", _told(counts.get("episodes"), human)),
         ("time", _told(counts.get("seconds"), duration)),
+        ("to the first step", _told(counts.get("start_seconds"), "{:.1f} s".format)),
         *((f"steps/s {name}", _told(rates.get(name), human)) for name in FLOWS),
         ("staleness, mean", _told(staleness.get("mean"), "{:.2f}".format)),
         ("staleness, p95", _told(staleness.get("p95"), "{:.4g}".format)),
@@ -291,7 +293,12 @@ def _chain_words(run: Explained) -> str:
     return (
         f"Back from the last traced update, over {chain.updates} updates in "
         f"{chain.seconds:.3g} s: through the learner's work, and where it waited, through the work "
-        f"of whoever ended the wait. It changed hosts {chain.hops} times."
+        f"of whoever ended the wait. "
+        + (
+            f"It went from host to host {chain.hops} times."
+            if chain.hops
+            else "It never left the learner's host."
+        )
     )
 
 
@@ -344,7 +351,7 @@ def _staleness(run: Explained) -> str:
     figures = [
         "<figure><figcaption>of what updates consumed</figcaption>"
         + charts.bars(
-            shares, Axis("staleness, in updates", least=min(0.0, shares[0][0])), Axis("%"),
+            shares, Axis("staleness, in updates", whole=True), Axis("%"),
             f"How often what staleness was consumed: {staleness_words(run)}",
         )
         + "</figure>"
@@ -423,7 +430,10 @@ def _fault(fault: Mapping[str, object]) -> tuple[str, str, str, str]:
 def _timeline(run: Explained) -> str:
     if not run.tracks:
         return _gap(run, "timeline")
-    return timeline.fragment(newest(run.tracks), "the end of the run", "timeline")
+    shown = newest(run.tracks)
+    begin = min((float(track.begin[0]) for track in shown), default=0.0)
+    end = max((float(track.end[-1]) for track in shown), default=0.0)
+    return timeline.fragment(shown, f"the last {end - begin:.3g} s of the trace", "timeline")
 
 
 EVENTS = 4096
