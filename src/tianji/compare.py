@@ -21,6 +21,7 @@ from tianji.history import History
 from tianji.relax import PRESETS, Sizes
 from tianji.result import EXIT, Result
 from tianji.run import train
+from tianji.transports.memory import Memory
 from tianji.view.status import SilentView, View, duration, human, number
 
 ALONE = "serial"
@@ -269,7 +270,7 @@ def _configs(
                 f"{nearest(preset, [*PRESETS, ALONE])} `tianji list` names them all; serial is one "
                 f"process."
             )
-        load_config(config, overrides)  # what is wrong with all of them is no preset's fault
+        load_config(config, _apart(overrides))  # what is wrong with all is no preset's fault
         try:
             resolved = load_config(config, [*overrides, *_own(preset, config, overrides)])
             _look(resolved)
@@ -292,11 +293,10 @@ def _own(
     if preset == ALONE:
         return ["scale.engine=serial", "scale.relax=sync"]
     own = [f"scale.relax={preset}"]
-    scale = load_config(config, overrides).scale
-    asked = any(override.partition("=")[0].strip() == "scale.engine" for override in overrides)
+    scale = load_config(config, _apart(overrides)).scale
     relax = PRESETS[preset](Sizes(on_policy=True, alone=False))
     needs = relax.hosts == "worker" or math.isinf(relax.lead)
-    if not asked or needs:
+    if needs or not _asks_engine(overrides):
         own.append("scale.engine=local")
     if relax.hosts == "worker" and scale.groups == 1:
         if scale.actors == 1:
@@ -308,14 +308,22 @@ def _own(
     return own
 
 
+def _asks_engine(overrides: Sequence[str]) -> bool:
+    return any(override.partition("=")[0].strip() == "scale.engine" for override in overrides)
+
+
+def _apart(overrides: Sequence[str]) -> list[str]:
+    return [*overrides] if _asks_engine(overrides) else [*overrides, "scale.engine=local"]
+
+
 def _look(config: Config) -> None:
     """Can it be built? What cannot be is refused here, before anything is started."""
     with contextlib.ExitStack() as closing:
+        transport = closing.enter_context(contextlib.closing(Memory()))
         for joined in topologies(config):
             for env in joined.spare:
                 closing.callback(env.close)
-            assert joined.relax
-            assert joined.lanes
+            joined.store(transport)
 
 
 def _folder(runs: Path, name: str | None, config: Config) -> Path:
