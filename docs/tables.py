@@ -29,7 +29,7 @@ BLOCK = re.compile(r"(<!-- generated: ([a-z0-9 ]+) -->\n).*?(<!-- end of generat
 
 WALK = (
     ("envs/gymnasium.py", "GymnasiumEnv", ("step",)),
-    ("actor.py", "Actor", ("step", "_begin", "_infer", "_simulate", "_step", "_write", "_finish")),
+    ("actor.py", "Actor", ("step", "_begin", "_infer", "_simulate", "_step", "_write", "_push")),
     (
         "buffer.py",
         "Buffer",

@@ -196,6 +196,30 @@ def parser() -> argparse.ArgumentParser:
     ps.add_argument("--runs", default="runs", help="where to look for runs (default: runs)")
     ps.add_argument("--json", action="store_true", help="print one JSON list")
 
+    trace = add(
+        "trace",
+        _trace,
+        "draw a run's timeline: what every role did and whom it waited for, as a page and for "
+        "Perfetto",
+        "examples:\n"
+        "  tianji trace runs/first\n"
+        "  tianji trace runs/first --html timeline.html --open\n\n"
+        "RUN/trace.html opens in any browser, RUN/trace.json at https://ui.perfetto.dev. They hold "
+        "the\nnewest events of every process, also of a run that is still going on.\n",
+    )
+    trace.add_argument("run", metavar="RUN", help="a run folder")
+    trace.add_argument(
+        "--html", metavar="FILE", type=Path, help="where the page goes (default: RUN/trace.html)"
+    )
+    trace.add_argument(
+        "--perfetto",
+        metavar="FILE",
+        type=Path,
+        help="where the events go; compressed if it ends with .gz (default: RUN/trace.json)",
+    )
+    trace.add_argument("--open", action="store_true", help="show the page in a browser")
+    trace.add_argument("--json", action="store_true", help="print one JSON object")
+
     doctor = add("doctor", _doctor, "say what works on this machine and what to install")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return top
@@ -461,6 +485,43 @@ def _ps(arguments: argparse.Namespace) -> int:
     ps = _module("ps")
     rows = ps.hosts(arguments.run, arguments.runs)
     print(json.dumps(rows) if arguments.json else ps.told(rows))
+    return 0
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    run = _module("folder").find_run(arguments.run)
+    tracks = _module("trace").read(run)
+    html = arguments.html or run / "trace.html"
+    perfetto = arguments.perfetto or run / "trace.json"
+    title = f"{run.resolve().name}"
+    html.write_text(_module("view.timeline").page(tracks, title), encoding="utf-8")
+    _module("view.perfetto").write(tracks, title, perfetto)
+    whole = max(float(track.end[-1]) for track in tracks)
+    rows = [
+        {
+            "host": track.host,
+            "events": len(track.key),
+            "begin": float(track.begin[0]),
+            "end": float(track.end[-1]),
+        }
+        for track in tracks
+    ]
+    if arguments.json:
+        print(json.dumps({"html": str(html), "perfetto": str(perfetto), "hosts": rows}))
+    else:
+        wide = max(len(track.host) for track in tracks)
+        for row in rows:
+            print(
+                f"{row['host']:{wide}}  {row['events']} events, from {row['begin']:.3f} s to "
+                f"{row['end']:.3f} s of {whole:.3f} s"
+            )
+        print(f"page      {html}: open it in a browser")
+        print(f"perfetto  {perfetto}: open it at https://ui.perfetto.dev")
+    if arguments.open:
+        import webbrowser
+
+        if not webbrowser.open(html.resolve().as_uri()):
+            print(f"no browser was found; open {html} yourself", file=sys.stderr)
     return 0
 
 

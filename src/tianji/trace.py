@@ -211,7 +211,9 @@ def read(run: Path) -> list[Track]:
     for path in (folder / TRACE).glob("*.trace"):
         data = path.read_bytes()
         if data[:HEADER].strip(b"\0"):  # else it was killed while it wrote the first events
-            found[path.stem] = _events(path, data)
+            ring = _events(path, data)
+            if len(ring[-1]):
+                found[path.stem] = ring
     if not found:
         raise Refusal(
             f"{folder} has no trace, so there is nothing to draw. A run keeps one from its first "
