@@ -211,8 +211,19 @@ def test_the_advice_of_a_verdict_comes_before_its_own(local, tmp_path):
     result["bottleneck"] = {"kind": "train-bound", "text": "evidence", "advice": ["1 actor less"]}
     (folder / "result.json").write_text(json.dumps(result))
     found = explain.explain(folder)
-    assert found.advice == ("1 actor less",)
-    assert found.verdict == "evidence"
+    assert found.advice == ("1 actor less.",)
+    assert found.verdict == "train-bound: evidence"
+    result["bottleneck"]["advice"] = []
+    result["rebalance"] = {
+        "active": 1,
+        "changes": [{"wall_s": 1.5, "steps": 10, "from": 2, "to": 1, "why": "it was <too> slow"}],
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+    found = explain.explain(folder)
+    assert found.advice == (explain.NOTHING,)
+    parsed, text = checked(found)
+    assert "it was <too> slow" in parsed.text
+    assert "it was \\<too\\> slow" in text
 
 
 def test_names_and_messages_are_escaped(serial, tmp_path):

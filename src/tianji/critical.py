@@ -12,7 +12,7 @@ from tianji.trace import Track
 Shares = Mapping[str, Mapping[str, float]]
 """For each kind of host, shares of its time that add up to 1."""
 
-ACTING = ("infer", "simulate", "load", "rebuild")
+ACTING = ("infer", "simulate", "load", "rebuild", "push", "ask")
 RECEIVING = ("receive", "grant", "serve", "prioritize")
 STEPS = 20_000
 """pieces of a chain that are followed, at most"""
@@ -77,6 +77,8 @@ def _phases(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
                 phase = "taking"
             elif role == "learner" and kind == "update":
                 phase = "updating"
+            elif role == "learner" and kind == "mix":
+                phase = "mixing models"
             elif role == "learner" and waits_for(kind):
                 phase = "the learner waits"
             else:

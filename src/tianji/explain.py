@@ -20,6 +20,7 @@ from tianji.trace import Track
 
 REPORT_HTML, REPORT_MARKDOWN = "report.html", "report.md"
 PLAN = "plan.json"
+NOTHING = "No change that the model knows would bring more than 5 %."
 FLOWS = ("produced", "received", "consumed")
 MOST_FAULTS = 50
 """faults that are told one by one"""
@@ -80,6 +81,8 @@ class Explained:
     advice: tuple[str, ...]
     faults: tuple[Mapping[str, Any], ...]
     notes: Mapping[str, Any]
+    changes: tuple[Mapping[str, Any], ...] = ()
+    """of the number of actors that are active, where it followed what was measured"""
     tracks: Sequence[Track] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     """by section: what the folder does not have, and why"""
@@ -192,6 +195,7 @@ class _Reader:
             advice=advice or self._own_advice(time, counts),
             faults=faults,
             notes=self._result.get("notes", {}),
+            changes=tuple((self._result.get("rebalance") or {}).get("changes", ())),
             tracks=tracks,
             missing=self._missing,
         )
@@ -376,9 +380,11 @@ class _Reader:
     def _verdict(self) -> tuple[str, tuple[str, ...]]:
         if not self._whole:
             return "", ()
-        bottleneck = self._result.get("bottleneck") or {}
-        text = bottleneck.get("text") or self._result.get("verdict", "")
-        return str(text), tuple(map(str, bottleneck.get("advice", ())))
+        bottleneck = self._result.get("bottleneck")
+        if not bottleneck:
+            return str(self._result.get("verdict", "")), ()
+        advice = tuple(_sentence(text) for text in bottleneck["advice"])
+        return f"{bottleneck['kind']}: {bottleneck['text']}", advice or (NOTHING,)
 
     def _faults(self) -> tuple[Mapping[str, Any], ...]:
         try:
@@ -506,6 +512,11 @@ def _by_host(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
     if not rest:
         return whole
     return {"serial" if not whole else "worker": rest, **whole}
+
+
+def _sentence(text: object) -> str:
+    words = str(text)
+    return words[:1].upper() + words[1:] + ("" if words.endswith(".") else ".")
 
 
 def _whole(kinds: Mapping[str, float]) -> dict[str, float]:

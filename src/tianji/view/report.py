@@ -27,6 +27,10 @@ COLOR = {
     "take": "c6",
     "receive": "c7",
     "serve": "c5",
+    "push": "c5",
+    "publish": "c5",
+    "ask": "c5",
+    "mix": "c6",
     "grant": "c6",
     "load": "c7",
     "evaluate": "c4",
@@ -88,6 +92,7 @@ def html(run: Explained) -> str:
             ("Return", _return(run)),
             ("Staleness", _staleness(run)),
             ("Faults and restarts", _faults(run)),
+            ("Actors that were active", _changes(run)),
             ("Timeline", _timeline(run)),
             ("What ran", _about(run)),
         )
@@ -420,6 +425,21 @@ def _faults(run: Explained) -> str:
     return "".join(parts) or "<p>None.</p>"
 
 
+def _changes(run: Explained) -> str:
+    if not run.changes:
+        return ""
+    return table(CHANGED, [_change(change) for change in run.changes])
+
+
+CHANGED = ("seconds", "from", "to", "why")
+
+
+def _change(change: Mapping[str, object]) -> tuple[str, str, str, str]:
+    group = f"{change['group']}: " if change.get("group") else ""
+    told = [str(change.get(name, "")) for name in ("wall_s", "from", "to", "why")]
+    return told[0], told[1], told[2], f"{group}{told[3]}"
+
+
 def _fault(fault: Mapping[str, object]) -> tuple[str, str, str, str]:
     when, role, cause, action = (
         str(fault.get(name, "")) for name in ("time", "role", "cause", "action")
@@ -507,10 +527,15 @@ def markdown(run: Explained) -> str:
         ("Throughput and return over time", _course_lines(run)),
         ("Staleness", _staleness_lines(run)),
         ("Faults and restarts", _fault_lines(run)),
+        (
+            "Actors that were active",
+            run.changes and _rows(CHANGED, [_change(change) for change in run.changes]),
+        ),
         ("Timeline", [_plain(_sentence(run.missing.get("timeline", "it is on the HTML page.")))]),
         ("What ran", _rows(("", ""), list(run.about.items()))),
     ):
-        lines += ["", f"## {title}", "", *inside]
+        if inside:
+            lines += ["", f"## {title}", "", *inside]
     return "\n".join(lines) + "\n"
 
 
