@@ -401,6 +401,7 @@ def test_several_groups_learners_workers_and_a_server_are_explained(overrides, t
                           name="several", runs=tmp_path)  # fmt: skip
     found = explain.explain(result.run_dir)
     checked(found)
+    assert found.status == "done"
     groups = found.config["scale"]["groups"]
     each = result.measured["updates"] / groups
     assert found.cycle.seconds == pytest.approx(result.measured["seconds"] / each)

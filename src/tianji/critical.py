@@ -7,7 +7,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tianji.trace import Track
+from tianji.types import Array
 
 Shares = Mapping[str, Mapping[str, float]]
 """For each kind of host, shares of its time that add up to 1."""
@@ -104,18 +107,17 @@ class Chain:
 def chain(tracks: Sequence[Track], updates: int = UPDATES) -> Chain | None:
     """Follow the learner back from its last update: through its own work, and where it waited,
     through the work of whoever ended that wait. None where no two updates were traced."""
-    lanes = [lane for track in tracks if (lane := _Lane(track)).end]
-    learner = next((lane for lane in lanes if lane.updates), None)
-    if learner is None or len(learner.updates) < 2:
+    learner = next((track for track in tracks if len(_updates(track)) >= 2), None)
+    if learner is None:
         return None
-    taken = learner.updates[-(updates + 1) :]
-    first, last = taken[0], taken[-1]
-    until = learner.end[first]
-    # What others did is known from their first event that is still held.
-    mine = [lane for lane in lanes if lane.group == learner.group]
+    ends = learner.end[_updates(learner)[-(updates + 1) :]]
+    until = float(ends[0])
+    group = learner.host.rpartition(".")[0]
+    mine = [_Lane(track, until) for track in tracks if track.host.rpartition(".")[0] == group]
+    first = next(lane for lane in mine if lane.host == learner.host)
     spent: dict[str, float] = {}
-    lane, place, now, hops = learner, last, learner.end[last], 0
-    start = now
+    lane, place, hops = first, bisect_right(first.end, float(ends[-1])) - 1, 0
+    start = now = first.end[place]
     for _ in range(STEPS):
         if now <= until or place < 0:
             break
@@ -134,23 +136,30 @@ def chain(tracks: Sequence[Track], updates: int = UPDATES) -> Chain | None:
             spent["handover"] = spent.get("handover", 0.0) + now - max(other.end[at], until)
             lane, place, now, hops = other, at, other.end[at], hops + 1
     seconds = start - max(now, until)
-    made = sum(1 for at in taken[1:] if learner.end[at] > now)
+    made = int((ends[1:] > now).sum())
     return Chain(seconds, made, spent, hops) if seconds > 0 else None
 
 
-class _Lane:
-    """A track in the form that it is followed in."""
+def _updates(track: Track) -> Array:
+    """Which of its events are updates."""
+    names = [i for i, key in enumerate(track.keys) if key == "learner/update"]
+    return np.flatnonzero(np.isin(track.key, names))
 
-    def __init__(self, track: Track) -> None:
-        self.group, _, rest = track.host.rpartition(".")
-        self.kind = rest.split("-")[0]
-        self.begin: list[float] = track.begin.tolist()
-        self.end: list[float] = track.end.tolist()
-        self.name = [track.keys[k] for k in track.key.tolist()]
-        self.updates = [i for i, name in enumerate(self.name) if name == "learner/update"]
-        work = [i for i, name in enumerate(self.name) if not waits_for(name)]
-        self.work = work
-        self.work_end = [self.end[i] for i in work]
+
+class _Lane:
+    """A track from some moment on, in the form that it is followed in."""
+
+    def __init__(self, track: Track, since: float) -> None:
+        part = slice(int(np.searchsorted(track.end, since, side="right")), None)
+        key = track.key[part]
+        self.host = track.host
+        self.kind = track.host.rpartition(".")[2].split("-")[0]
+        self.begin: list[float] = track.begin[part].tolist()
+        self.end: list[float] = track.end[part].tolist()
+        self.name = [track.keys[k] for k in key.tolist()]
+        works = np.array([not waits_for(name) for name in track.keys], np.bool_)
+        self.work: list[int] = np.flatnonzero(works[key]).tolist()
+        self.work_end = [self.end[i] for i in self.work]
 
     def last_work(self, now: float) -> int | None:
         """The last piece of work that ended by then."""
