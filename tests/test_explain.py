@@ -488,3 +488,28 @@ def test_fewer_actors_are_advised_only_where_fewer_would_do():
             "learner": {"update": 1.0}}  # fmt: skip
     assert "2 in place of 4" in " ".join(explain._of_shares(time, {"scale": {"actors": 4}}, 8))
     assert "in place of" not in " ".join(explain._of_shares(time, {"scale": {"actors": 1}}, 8))
+
+
+def test_the_page_is_shown_in_a_browser_on_demand(serial, tmp_path, monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or False)
+    page = tmp_path / "page.html"
+    argv = ["explain", serial.run_dir, "--html", str(page), "--markdown", str(tmp_path / "m.md")]
+    assert main([*argv, "--open"]) == 0
+    assert shown == [page.as_uri()]
+    assert "no browser was found" in capsys.readouterr().err
+
+
+def test_actors_that_wait_for_a_server_are_not_too_many():
+    time = {"actor": {"simulate": 0.2, "wait_server": 0.8}, "buffer": {"wait_actor": 1.0},
+            "server": {"infer": 0.5, "wait_actor": 0.5}, "learner": {"update": 1.0}}  # fmt: skip
+    told = " ".join(explain._of_shares(time, {"scale": {"actors": 4}}, 8))
+    assert "learner is the bottleneck" in told
+    assert "in place of" not in told
+
+
+def test_a_row_of_a_moment_is_not_drawn_as_a_rate():
+    rows = [{"step": i, "wall_s": at, "updates": i, "flow/received_sps": 1.0}
+            for i, at in enumerate((1.0, 2.0, 3.0, 3.01))]  # fmt: skip
+    assert [x for x, _ in History(rows).flow("flow/received_sps")] == [1.0, 2.0, 3.0]
+    assert len(History(rows[:1]).flow("flow/received_sps")) == 1

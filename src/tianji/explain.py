@@ -458,10 +458,11 @@ def _of_shares(
             f"{time['learner'].get(most, 0.0):.0%} of its time. More cores for it (scale.cores), "
             f"fewer epochs or larger minibatches make updates shorter; more actors would only wait."
         ]
-        enough = max(1, math.ceil(count * actors / 0.9))
+        idle = sum(time["actor"].get(f"wait_{whom}", 0.0) for whom in ("buffer", "learner"))
+        enough = max(1, math.ceil(count * (1.0 - idle) / 0.9))
         if enough < count:
             advice.append(
-                f"Actors wait {1 - actors:.0%} of their time: {enough} in place of {count} could "
+                f"Actors wait {idle:.0%} of their time for it: {enough} in place of {count} could "
                 f"make the same number of steps."
             )
         return advice

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 MOST_ROWS = 2000
 """rows that are looked at; of a longer run every n-th"""
+
+SHORT = 0.3
+"""seconds from one row to the next, below which its rates are chance"""
 
 Row = dict[str, Any]
 Points = list[tuple[float, float]]
@@ -45,6 +49,17 @@ class History:
     def series(self, key: str, over: str = "wall_s") -> Points:
         """(seconds or steps, value) of the rows that have it."""
         return [(row[over], row[key]) for row in self.rows if key in row]
+
+    def flow(self, key: str) -> Points:
+        """A rate over seconds, without rows of so short a time that it is chance: the last one of
+        a run comes at its end, and not a second after the one before."""
+        found: Points = []
+        before = -math.inf
+        for x, value in self.series(key):
+            if x - before >= SHORT or not found:
+                found.append((x, value))
+            before = x
+        return found
 
     def played(self, over: str = "wall_s") -> Points:
         """(seconds or steps, mean return) of the evaluations."""

@@ -285,9 +285,18 @@ def critical_words(run: Explained) -> list[str]:
     return texts
 
 
+LEAST = 0.005
+"""share of a chain below which links are told together"""
+
+
 def _links(run: Explained) -> list[tuple[str, float, str]]:
     assert run.chain is not None
     order = sorted(run.chain.spent.items(), key=lambda item: -item[1])
+    shown = [link for link in order if link[1] >= LEAST * run.chain.seconds]
+    rest = order[len(shown) :]
+    if rest:
+        shown.append((f"{len(rest)} more", sum(seconds for _, seconds in rest)))
+    order = shown
     percents = charts.rounded([seconds / run.chain.seconds for _, seconds in order])
     return [(key, s, f"{p:.1f} %") for (key, s), p in zip(order, percents, strict=True)]
 
@@ -313,7 +322,7 @@ def _throughput(run: Explained) -> str:
         for name, color, width, dashes in zip(
             FLOWS, ("c2", "c1", "c3"), (5.0, 2.5, 1.5), ("", "", "5 4"), strict=True
         )
-        if (points := run.history.series(f"flow/{name}_sps"))
+        if (points := run.history.flow(f"flow/{name}_sps"))
     ]
     if not series:
         return _gap(run, "throughput") or "<p>No row of metrics was written.</p>"
