@@ -48,7 +48,11 @@ WALK = (
         ),
     ),
     ("store.py", "Fresh", ("add", "choose", "retired", "parts")),
-    ("learner.py", "Learner", ("begin", "step", "_ask", "_take", "_finish", "_told", "_publish")),
+    (
+        "learner.py",
+        "Learner",
+        ("begin", "step", "_ask", "_take", "_finish", "_push", "_told", "_publish"),
+    ),
     (
         "actor_critic.py",
         "Trainer",

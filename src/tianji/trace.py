@@ -241,8 +241,13 @@ def _events(path: Path, data: bytes) -> tuple[float, list[str], Array, Array]:
     stored, written, room = np.frombuffer(whole, EVENT), header["written"], header["room"]
     count = min(written, room)
     events = stored[np.arange(written - count, written) % room]
-    # Those that were written after the header are in the place of the oldest.
-    events = events[events["end"] <= header["last"]]
+    if not count:
+        return header["first"], header["keys"], events["end"], events
+    # Killed before it could write the header, it has written over the oldest ones, and the newest
+    # may go on for longer.
+    events["end"][-1] = min(events["end"][-1], header["last"])
+    (later,) = np.nonzero(events["end"] > header["last"])
+    events = events[later[-1] + 1 if len(later) else 0 :]
     begin, events = events["end"][:-1], events[1:]
     known = events["key"] != GAP
     return header["first"], header["keys"], begin[known], events[known]
