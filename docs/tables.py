@@ -30,7 +30,7 @@ BLOCK = re.compile(r"(<!-- generated: ([a-z0-9 ]+) -->\n).*?(<!-- end of generat
 
 WALK = (
     ("envs/gymnasium.py", "GymnasiumEnv", ("step",)),
-    ("actor.py", "Actor", ("step", "_begin", "_infer", "_simulate", "_step", "_write", "_finish")),
+    ("actor.py", "Actor", ("step", "_begin", "_infer", "_simulate", "_step", "_write", "_push")),
     (
         "buffer.py",
         "Buffer",
@@ -49,7 +49,11 @@ WALK = (
         ),
     ),
     ("store.py", "Fresh", ("add", "choose", "retired", "parts")),
-    ("learner.py", "Learner", ("begin", "step", "_ask", "_take", "_finish", "_told", "_publish")),
+    (
+        "learner.py",
+        "Learner",
+        ("begin", "step", "_ask", "_take", "_finish", "_push", "_told", "_publish"),
+    ),
     (
         "actor_critic.py",
         "Trainer",

@@ -165,6 +165,54 @@ def parser() -> argparse.ArgumentParser:
     play.add_argument("--seed", type=_whole, default=0, help="of the episode (default: 0)")
     _add_checkpoint(play)
 
+    explain = add(
+        "explain",
+        _explain,
+        "explain a run on one page: where its time went, what bounded it, what to change",
+        "examples:\n"
+        "  tianji explain runs/first\n  tianji explain runs/first --html first.html --open\n",
+    )
+    explain.add_argument("run", metavar="RUN", help="a run folder, in whatever state it is")
+    explain.add_argument(
+        "--html", metavar="FILE", type=Path, help="write the page here (default: RUN/report.html)"
+    )
+    explain.add_argument(
+        "--markdown", metavar="FILE", type=Path, help="the same as text (default: RUN/report.md)"
+    )
+    explain.add_argument("--open", action="store_true", help="show the page in a browser")
+    explain.add_argument("--json", action="store_true", help="print one JSON object")
+
+    compare = add(
+        "compare",
+        _compare,
+        "train with several presets, one after the other, and show them side by side",
+        "examples:\n"
+        "  tianji compare ppo_cartpole scale.actors=2 --presets sync,periodic,tianji\n"
+        "  tianji compare dqn_cartpole scale.actors=2 --presets sync,tianji,apex --seeds 3\n\n"
+        + EXITS,
+    )
+    compare.add_argument("config", metavar="CONFIG", help="a TOML file, or a shipped one's name")
+    compare.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+    compare.add_argument(
+        "--presets",
+        required=True,
+        metavar="A,B,...",
+        help="values of scale.relax, and serial: one process (`tianji list` names them)",
+    )
+    compare.add_argument(
+        "--seconds", type=float, help="of each run, at most (default: the config's [stop])"
+    )
+    compare.add_argument("--seeds", type=_count, default=1, help="runs of each (default: 1)")
+    compare.add_argument(
+        "--runs", default="runs", help="where the folder of the comparison is made (default: runs)"
+    )
+    compare.add_argument("--name", help="that folder's name (default: config and time)")
+    compare.add_argument(
+        "--skip", action="store_true", help="leave presets out that cannot be, and say why"
+    )
+    compare.add_argument("--open", action="store_true", help="show the page in a browser")
+    _add_output(compare)
+
     show = add("show", _show, "print the resolved config: each key, its value, origin, meaning")
     show.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
     show.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
@@ -182,6 +230,30 @@ def parser() -> argparse.ArgumentParser:
     ps.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: all in --runs)")
     ps.add_argument("--runs", default="runs", help="where to look for runs (default: runs)")
     ps.add_argument("--json", action="store_true", help="print one JSON list")
+
+    trace = add(
+        "trace",
+        _trace,
+        "draw a run's timeline: what every role did and whom it waited for, as a page and for "
+        "Perfetto",
+        "examples:\n"
+        "  tianji trace runs/first\n"
+        "  tianji trace runs/first --html timeline.html --open\n\n"
+        "RUN/trace.html opens in any browser, RUN/trace.json at https://ui.perfetto.dev. They hold "
+        "the\nnewest events of every process, also of a run that is still going on.\n",
+    )
+    trace.add_argument("run", metavar="RUN", help="a run folder")
+    trace.add_argument(
+        "--html", metavar="FILE", type=Path, help="where the page goes (default: RUN/trace.html)"
+    )
+    trace.add_argument(
+        "--perfetto",
+        metavar="FILE",
+        type=Path,
+        help="where the events go; compressed if it ends with .gz (default: RUN/trace.json)",
+    )
+    trace.add_argument("--open", action="store_true", help="show the page in a browser")
+    trace.add_argument("--json", action="store_true", help="print one JSON object")
 
     doctor = add("doctor", _doctor, "say what works on this machine and what to install")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
@@ -414,6 +486,66 @@ def _progress(what: str, left: float) -> None:
         print(begin, end="", file=sys.stderr, flush=True)
 
 
+def _explain(arguments: argparse.Namespace) -> int:
+    from tianji.errors import Refusal
+
+    explain, view = _module("explain"), _module("view.report")
+    run = Path(arguments.run)
+    html = arguments.html or run / explain.REPORT_HTML
+    markdown = arguments.markdown or run / explain.REPORT_MARKDOWN
+    try:
+        found = explain.write(run, html, markdown)
+    except OSError as error:
+        raise Refusal(
+            f"{error.filename} cannot be written ({error.strerror}), so there would be no page. "
+            f"Choose other places with --html and --markdown."
+        ) from error
+    if arguments.json:
+        print(json.dumps(found.tree() | {"html": str(html), "markdown": str(markdown)}))
+    else:
+        for line in view.summary(found):
+            print(line)
+        print(f"the page is {html}, as text {markdown}")
+    if arguments.open:
+        _show_page(html)
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from tianji.view.terminal import choose_view
+
+    compare = _module("compare")
+    stream = sys.stderr if arguments.json else sys.stdout
+    found = compare.compare(
+        arguments.config,
+        arguments.overrides,
+        presets=[name.strip() for name in arguments.presets.split(",") if name.strip()],
+        seconds=arguments.seconds,
+        seeds=arguments.seeds,
+        runs=arguments.runs,
+        name=arguments.name,
+        skip=arguments.skip,
+        say=lambda text: print(text, file=stream, flush=True),
+        view=lambda: choose_view(stream, arguments.plain),
+    )
+    if arguments.json:
+        print(json.dumps(found.tree()))
+    else:
+        for line in found.told():
+            print(line)
+    if arguments.open:
+        _show_page(found.html)
+    code: int = found.exit_code
+    return code
+
+
+def _show_page(path: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(path.resolve().as_uri()):
+        print(f"no browser was found; open {path} yourself", file=sys.stderr)
+
+
 def _show(arguments: argparse.Namespace) -> int:
     config = _module("config").load_config(arguments.config, arguments.overrides)
     rows = config.rows()
@@ -445,6 +577,43 @@ def _ps(arguments: argparse.Namespace) -> int:
     ps = _module("ps")
     rows = ps.hosts(arguments.run, arguments.runs)
     print(json.dumps(rows) if arguments.json else ps.told(rows))
+    return 0
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    run = _module("folder").find_run(arguments.run)
+    tracks = _module("trace").read(run)
+    html = arguments.html or run / "trace.html"
+    perfetto = arguments.perfetto or run / "trace.json"
+    title = f"{run.resolve().name}"
+    html.write_text(_module("view.timeline").page(tracks, title), encoding="utf-8")
+    _module("view.perfetto").write(tracks, title, perfetto)
+    whole = max(float(track.end[-1]) for track in tracks)
+    rows = [
+        {
+            "host": track.host,
+            "events": len(track.key),
+            "begin": float(track.begin[0]),
+            "end": float(track.end[-1]),
+        }
+        for track in tracks
+    ]
+    if arguments.json:
+        print(json.dumps({"html": str(html), "perfetto": str(perfetto), "hosts": rows}))
+    else:
+        wide = max(len(track.host) for track in tracks)
+        for row in rows:
+            print(
+                f"{row['host']:{wide}}  {row['events']} events, from {row['begin']:.3f} s to "
+                f"{row['end']:.3f} s of {whole:.3f} s"
+            )
+        print(f"page      {html}: open it in a browser")
+        print(f"perfetto  {perfetto}: open it at https://ui.perfetto.dev")
+    if arguments.open:
+        import webbrowser
+
+        if not webbrowser.open(html.resolve().as_uri()):
+            print(f"no browser was found; open {html} yourself", file=sys.stderr)
     return 0
 
 

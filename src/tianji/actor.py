@@ -31,7 +31,7 @@ from tianji.types import (
 )
 
 LOAD, INFER, SIMULATE = Did("load"), Did("infer"), Did("simulate")
-REBUILD = Did("rebuild")
+PUSH, REBUILD = Did("push"), Did("rebuild")
 NO_GRANT, NO_VERSION = Did(waits="buffer"), Did(waits="learner")
 NOTHING = Counts()
 FRAMES = "frames"
@@ -121,9 +121,11 @@ class Actor:
         if self._rollout is None:
             return self._begin()
         part = self._parts[self._turn]
-        if part.decision is None:
-            return self._infer(self._rollout, part)
-        return self._simulate(self._rollout, part)
+        if part.decision is not None:
+            return self._simulate(self._rollout, part)
+        if part.t == len(self._rollout.reward):
+            return self._push(self._rollout)
+        return self._infer(self._rollout, part)
 
     def follow(self, produced: int, seq: int) -> None:
         """Take the place of an actor that died after so many valid steps and rollouts."""
@@ -261,7 +263,7 @@ class Actor:
                 self._env.begin(self._turn, decision.action)
             except Exception as error:
                 part.error = error
-            self._turn = 1 - self._turn
+            self._turn_over(rollout)
         return INFER
 
     def _simulate(self, rollout: Rollout, part: _Part) -> Did:
@@ -283,13 +285,16 @@ class Actor:
         if self._seq == 0 and part.t == 0:
             check_step(self._env.spec, len(step.valid), step)
         self._write(rollout, part, step)
-        if part.t < len(rollout.reward):
-            if self._send is None or not self._sent_early(rollout, part.t):
-                return did
-        elif any(other.t < len(rollout.reward) for other in self._parts):
-            self._turn = 1 - self._turn
-            return did
-        return self._finish(rollout, did)
+        if part.t == len(rollout.reward):
+            self._turn_over(rollout)
+        elif self._send is not None and self._sent_early(rollout, part.t):
+            part.t = len(rollout.reward)
+        return did
+
+    def _turn_over(self, rollout: Rollout) -> None:
+        """To the other half, where there is one whose rows are not all made."""
+        if self._parts[self._turn - 1].t < len(rollout.reward):
+            self._turn = len(self._parts) - 1 - self._turn
 
     def _step(self, part: _Part, action: Array) -> TimeStep:
         if len(self._parts) == 1:
@@ -349,10 +354,9 @@ class Actor:
         self._void(rollout, t)
         return True
 
-    def _finish(self, rollout: Rollout, did: Did) -> Did:
+    def _push(self, rollout: Rollout) -> Did:
         spoilt = self._spoilt(rollout)
         if spoilt is not None:
-            did = REBUILD
             self._look(self._rebuild(spoilt).observation)
             self._gap = True
         steps = int(np.count_nonzero(rollout.valid))
@@ -362,7 +366,7 @@ class Actor:
         assert self._slot is not None
         self._rollouts.push(self._slot)
         self._slot = self._rollout = None
-        return did
+        return PUSH if spoilt is None else REBUILD
 
     def _spoilt(self, rollout: Rollout) -> Failure | None:
         """An env that gave NaN or infinity would poison the networks: from there on, no row is

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tianji.errors import Failure
 from tianji.role import Did, Role
+
+KEPT = 2**16
+"""events that are kept until somebody asks for them: the newest"""
 
 
 class Serial:
@@ -24,8 +28,11 @@ class Serial:
         """time spent, by "role/kind of work" or "role/wait_whom"; going round is "driver/turn" """
         self._roles = roles
         self._clock = clock
-        self._last = self._started = clock()
+        self._last = self._started = self._asked = clock()
         self._waiting = 0
+        self._done: deque[str] = deque(maxlen=KEPT)
+        """keys of the events since somebody asked, and when they ended"""
+        self._ends: deque[float] = deque(maxlen=KEPT)
         self._keys: dict[tuple[int, str], str] = {}
 
     def step(self) -> Did:
@@ -52,7 +59,9 @@ class Serial:
     def start(self) -> None:
         """What was before does not count."""
         self.seconds.clear()
-        self._last = self._started = self._clock()
+        self._done.clear()
+        self._ends.clear()
+        self._last = self._started = self._asked = self._clock()
 
     def outside(self) -> None:
         """The time since the last step was not spent in a role: it is "run/other"."""
@@ -61,6 +70,19 @@ class Serial:
     def _account(self, key: str, now: float) -> None:
         self.seconds[key] = self.seconds.get(key, 0.0) + now - self._last
         self._last = now
+        self._done.append(key)
+        self._ends.append(now)
+
+    def events(self) -> tuple[float, list[str], list[float]]:
+        """What the time since the last call was spent on: when that began, keys as in `seconds`,
+        and when each of them ended. Events follow each other without a break."""
+        begin, keys, ends = self._asked, list(self._done), list(self._ends)
+        if len(keys) == KEPT:  # some may be lost, and with them when the first one left began
+            begin, keys, ends = ends[0], keys[1:], ends[1:]
+        self._done.clear()
+        self._ends.clear()
+        self._asked = self._last
+        return begin, keys, ends
 
     @property
     def now(self) -> float:

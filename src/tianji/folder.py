@@ -32,6 +32,9 @@ ARRIVALS = "arrivals.bin"
 FAULTS = "faults.jsonl"
 """what went wrong, a line each"""
 
+STALENESS = "staleness.json"
+"""how often what staleness was consumed, so far"""
+
 NONFINITE = "nonfinite_batch.safetensors"
 """the batch of the last update that was NaN or infinite"""
 

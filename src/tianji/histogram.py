@@ -68,6 +68,17 @@ class Histogram:
         counts = self.counts[filled]
         return {"bins": filled, "counts": counts, "total": self.total, "max": self.max}
 
+    def tree(self) -> dict[str, list[float]]:
+        """For a JSON file: the least and the largest value of every bin that has some, and how
+        often it was met."""
+        self._settle()
+        filled = np.flatnonzero(self.counts).tolist()
+        return {
+            "low": [self._edge(place) for place in filled],
+            "high": [min(max(self._edge(p + 1) - 1, self._edge(p)), self.max) for p in filled],
+            "count": self.counts[filled].tolist(),
+        }
+
     @classmethod
     def of(cls, state: State) -> Histogram:
         self = cls()
@@ -105,3 +116,9 @@ class Histogram:
             return place
         middle: float = self.EXACT * self.RATIO ** (place - self.EXACT + 0.5)
         return min(middle, self.max)
+
+    def _edge(self, place: int) -> int:
+        """The least whole value of a bin."""
+        if place <= self.EXACT:
+            return place
+        return math.ceil(self.EXACT * self.RATIO ** (place - self.EXACT))

@@ -17,7 +17,9 @@ from tianji.team import Alone, Team
 from tianji.trigger import Counts, Trigger
 from tianji.types import Array, Report, Rollout
 
-TAKE, UPDATE = Did("take"), Did("update")
+TAKE, COMPUTE = Did("take"), Did("update")
+UPDATE = Did("push")
+"""an update is whole: its version is out, and it can be reported"""
 NO_BATCH = Did(waits="buffer")
 ALONE = Alone()
 
@@ -101,6 +103,8 @@ class Learner:
         self._pieces: list[Slot] = []
         """of the batch in hand; the last one is being taken"""
         self._parts: Iterator[Rollout] | None = None
+        self._metrics: Metrics | None = None
+        """of an update that is computed and not yet published"""
         self._taken: list[Rollout] = []
         self._staleness: list[Array] = []
 
@@ -115,6 +119,9 @@ class Learner:
         return not self._pieces
 
     def step(self) -> Did:
+        if self._metrics is not None:
+            self._push(self._pieces[-1], self._metrics)
+            return UPDATE
         if self._parts is None:
             if self._mixer is not None and not self._pieces and (did := self._mix()) is not None:
                 return did
@@ -130,11 +137,10 @@ class Learner:
             self._take(part)
             return TAKE
         self._parts = None
-        piece = self._pieces[-1]
-        if not piece.leaf("counts")[LAST]:
+        if not self._pieces[-1].leaf("counts")[LAST]:
             return TAKE
-        self._finish(piece)
-        return UPDATE
+        self._finish()
+        return COMPUTE
 
     @property
     def alone(self) -> bool:
@@ -164,9 +170,14 @@ class Learner:
         assert self._evaluations is not None
         self._evaluations.push(self.version, self._trainer.params(self.version).flat)
 
+    @property
+    def _computed(self) -> int:
+        """The version of the trainer, published or not."""
+        return self.version + (self._metrics is not None)
+
     def state(self) -> State:
         return {
-            "version": self.version,
+            "version": self._computed,
             "consumed": self.consumed,
             "received": self._counts.steps,
             "trainer": self._trainer.state(),
@@ -193,8 +204,8 @@ class Learner:
 
     def policy_state(self) -> State:
         """What acting with the newest version needs, apart from all else."""
-        params = self._trainer.params(self.version)
-        return {"version": self.version, "params": {k: v.copy() for k, v in params.items()}}
+        params = self._trainer.params(self._computed)
+        return {"version": self._computed, "params": {k: v.copy() for k, v in params.items()}}
 
     def networks(self) -> dict[str, Array]:
         return self._trainer.networks()
@@ -214,10 +225,14 @@ class Learner:
         self._taken.append(part)
         self._trainer.take(part)
 
-    def _finish(self, last: Slot) -> None:
+    def _finish(self) -> None:
         if self._gradients.kind != "none":
             self._gradients.staleness = float(np.concatenate(self._staleness).mean())
-        metrics = self._finite(self._trainer.finish() | self._gradients.told())
+        self._metrics = self._finite(self._trainer.finish() | self._gradients.told())
+
+    def _push(self, last: Slot, metrics: Metrics) -> None:
+        """Publish what was computed, tell of it, and ask for more."""
+        self._metrics = None
         self.version += 1
         produced, received, filtered, episodes, _ = last.leaf("counts").tolist()
         before, self._counts = self._counts, Counts(received, self.version)

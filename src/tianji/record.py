@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tianji.fault import Fault
-from tianji.folder import FAULTS
+from tianji.folder import FAULTS, STALENESS
 from tianji.histogram import Histogram
 from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
@@ -33,6 +33,9 @@ COUNTED = {
     "disk": "disk",
 }
 """what a kind of fault is counted as"""
+
+SPREAD = 10.0
+"""seconds between two files of how staleness is spread, at least"""
 
 Util = Mapping[str, float]
 """Shares of a role's time, 0 to 1, by "role/kind"."""
@@ -63,6 +66,8 @@ class Recorder:
         self._log = Appender(folder / "log.txt")
         self._rows = Appender(folder / "metrics.jsonl")
         self._faults = Appender(folder / FAULTS)
+        self._spread = folder / STALENESS
+        self._spread_due = 0.0
         self._board = Board(folder / "tb")
         drop_torn_line(folder / "metrics.jsonl")
         self._elapsed_before = 0.0
@@ -178,6 +183,7 @@ class Recorder:
         now = self._clock()
         if self._last is not self._mark.report:
             self._write_interval(now)
+        self._write_spread()
         self._view.show(self._status(self._base.rates(now, self._last), self._staleness()))
         self._due = math.inf
         for file in (self._rows, self._board, self._log, self._faults):
@@ -211,14 +217,20 @@ class Recorder:
         return self._episodes.length_mean
 
     def summary(self) -> dict[str, Any]:
-        last = self._last
-        rates = self._base.rates(self._clock(), last)
+        last, now = self._last, self._clock()
+        rates = self._base.rates(now, last)
         staleness = self._staleness()
         summary: dict[str, Any] = {
             "episodes": self.episodes,
             "return_mean": finite(self.return_mean),
             "length_mean": self.length_mean,
             "steps_per_s": rates._asdict(),
+            "measured": {
+                "begin": self._elapsed_before + self._base.time - self._started,
+                "seconds": now - self._base.time,
+                "updates": last.version - self._base.report.version,
+                "steps": last.received - self._base.report.received,
+            },
             "staleness": None if staleness is None else staleness._asdict(),
             "replay_ratio": last.consumed / last.received if last.received else None,
             "filtered": last.filtered,
@@ -339,6 +351,22 @@ class Recorder:
         self._recent = Tally()
         self._mark = Mark(now, last)
         self._shown = rates, staleness
+        if now >= self._spread_due:
+            self._spread_due = now + SPREAD
+            self._write_spread()
+
+    def _write_spread(self) -> None:
+        """How often what staleness was consumed so far, in a file of its own; the one before it is
+        kept where that does not fit."""
+        whole = self._whole.plus(self._recent.staleness)
+        if whole.size == 0:
+            return
+        new = self._spread.with_name(f"{STALENESS}.new")
+        try:
+            new.write_text(json.dumps(whole.tree()) + "\n")
+            new.replace(self._spread)
+        except OSError as error:
+            self._say_trouble(error)
 
     def _write(self, steps: int, version: int, values: Mapping[str, float | None]) -> None:
         """One row to metrics.jsonl and to TensorBoard; one that does not fit is counted as lost."""

@@ -41,6 +41,12 @@ class Result:
     """who waited for whom, in one line; empty for engine serial"""
     params_sha256: str
     stop_reason: str
+    stop_s: float | None = None
+    """seconds after which a stop condition held, as `wall_s` of the metrics counts them; None: none
+    did"""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """what steps_per_s and time are measured over: seconds, updates and steps of this process, and
+    when that began, as `wall_s` of the metrics counts"""
     resumed: str | None = None
     """"exact", or "inexact: " and why; None where the run was not resumed"""
     notes: Mapping[str, Any] = field(default_factory=dict)

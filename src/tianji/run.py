@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tianji import explain, trace
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_config
 from tianji.engines.engine import Engine, Evaluated, Event, Faulted, HostFailed, NoAnswer
@@ -296,6 +297,8 @@ class _Run:
         self._signal: int | None = None
         self._stop: str | None = None
         """why the run ends, once it does"""
+        self._stop_s: float | None = None
+        """seconds until then"""
         self._save_due = False
         self._resumed: str | None = None
         self._evaluated: float | None = None
@@ -334,6 +337,7 @@ class _Run:
         self._signal, signals.answer = signals.heard, self._caught
         with contextlib.ExitStack() as ending:
             ending.callback(self._view.end)
+            ending.callback(self._explain)
             ending.callback(self._recorder.close)
             try:
                 self._start()
@@ -347,6 +351,17 @@ class _Run:
             write_json(self._folder / "result.json", result.tree())
         return result
 
+    def _explain(self) -> None:
+        """Write the report. What goes wrong with it is said, and changes nothing of how the run
+        ended."""
+        if self.refused:
+            return
+        try:
+            explain.write(self._folder, running=False)
+        except Exception as error:
+            self._recorder.event(f"the report was not written: {type(error).__name__}: {error}")
+            self._recorder.log(traceback.format_exc().rstrip())
+
     def _start(self) -> None:
         try:
             self._start_roles()
@@ -355,6 +370,7 @@ class _Run:
             raise
         if self._resumed is not None:
             rewrite_config(self._folder, self._config)
+            trace.clear(self._folder)
 
     def _start_roles(self) -> None:
         """One that dies meanwhile is a reason to try again."""
@@ -490,7 +506,8 @@ class _Run:
             self._recorder.update(event.report)
         elif event.report.last is not None:
             self._recorder.merge(event.report)
-        self._stop = self._stop or event.due.stop
+        if self._stop is None and event.due.stop is not None:
+            self._stop, self._stop_s = event.due.stop, self._recorder.elapsed
         self._save_due = self._save_due or event.due.save
 
     def _save(self) -> None:
@@ -569,6 +586,8 @@ class _Run:
             verdict=verdict(spent),
             params_sha256=self._engine.networks_sha256(),
             stop_reason=reason,
+            stop_s=None if self._stop_s is None else round(self._stop_s, 3),
+            measured=summary["measured"],
             resumed=self._resumed,
             notes=notes,
         )

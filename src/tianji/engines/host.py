@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -23,7 +23,7 @@ import tianji.algorithms.dqn
 import tianji.algorithms.ppo
 import tianji.envs.gymnasium
 import tianji.envs.toy  # noqa: F401
-from tianji import actor, evaluator
+from tianji import actor, evaluator, trace
 from tianji.actor import SIMULATE, Actor
 from tianji.buffer import Buffer
 from tianji.build import Topology, make_spec, topology
@@ -48,7 +48,7 @@ from tianji.team import Alone, Lost, Shared, Team, Together
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
 from tianji.transports.split import Split
-from tianji.types import Array, sha256
+from tianji.types import sha256
 from tianji.watch import Due, Watch
 
 TELL = 0.25
@@ -152,6 +152,7 @@ class Host:
         self._shown = -1
         """the version that the launcher had shown to the evaluator last"""
         self._arrivals = Appender(self._folder / f"{request['prefix']}{ARRIVALS}")
+        self._trace = trace.Ring(trace.path_of(self._folder, self._name))
         first = "" if self._learner is None else sha256(self._learner.networks())
         wire.send(line, "ready", {"role": self._name, "sha256": first})
 
@@ -163,6 +164,8 @@ class Host:
                 self._tell_updates(None, False, False)
             raise
         finally:
+            with contextlib.suppress(OSError):
+                self._trace.write(*self._driver.events())
             for role in self._roles.values():
                 role.close()
         self._transport.close()
@@ -339,21 +342,22 @@ class Host:
         if (buffer := self._buffer) is not None:
             about |= {"received": buffer.received, "filling": buffer.filling}
             about |= {"produced": buffer.produced, "filtered": buffer.filtered}
-            self._keep(buffer.arrivals())
+            if arrived := buffer.arrivals().tobytes():
+                self._keep(self._arrivals.path, lambda: self._arrivals.write(arrived))
         if self._learner is not None and self._tally.last is not None:
             self._tell_updates(None, False, False)
+        self._keep(self._trace.path, lambda: self._trace.write(*self._driver.events()))
         self._say("status", about)
         self._told = self._driver.now
 
-    def _keep(self, arrived: Array) -> None:
-        """Write down what arrived; a disk that is full is said once and stops nothing."""
+    def _keep(self, path: Path, write: Callable[[], None]) -> None:
+        """Write something down; a disk that is full is said once and stops nothing."""
         try:
-            if len(arrived):
-                self._arrivals.write(arrived.tobytes())
+            write()
         except OSError as error:
             if not self._disk_said:
                 self._disk_said = True
-                words = f"{self._arrivals.path} is not complete: {error}"
+                words = f"{path} is not complete: {error}"
                 self._say("fault", Fault(self._name, words, "disk", action="goes on").tree())
 
     def _state(self) -> State:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tianji import actor, evaluator
+from tianji import actor, evaluator, trace
 from tianji.actor import SIMULATE, Actor
 from tianji.buffer import RECEIVE
 from tianji.build import Topology, build
@@ -16,6 +16,7 @@ from tianji.driver import Serial
 from tianji.engines.engine import Evaluated, Event, Faulted, Updated, shares_of
 from tianji.engines.parts import gather, scatter
 from tianji.evaluator import EVALUATED, Evaluator
+from tianji.fault import Fault
 from tianji.folder import skipped
 from tianji.learner import UPDATE
 from tianji.role import State
@@ -37,6 +38,10 @@ class SerialEngine:
         self._driver = Serial(self._built.roles)
         self._watch = Watch(config)
         self._folder = Path()
+        self._trace: trace.Ring | None = None
+        self._traced = 0.0
+        """when the trace was written last, by the driver's clock"""
+        self._disk_said = False
         self.topology: Topology = self._built.topology
         self.evaluating = False
         self.started = False
@@ -53,6 +58,7 @@ class SerialEngine:
 
     def start(self, folder: Path) -> None:
         self._folder = folder
+        self._trace = trace.Ring(trace.path_of(folder, "serial"))
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
         built = self._built
@@ -66,8 +72,12 @@ class SerialEngine:
         self._watch.load_state(parts["run"]["recorder"])
 
     def turn(self) -> list[Event]:
-        if self.evaluating:
-            return self._evaluate()
+        events = self._evaluate() if self.evaluating else self._train()
+        if self._driver.now - self._traced > trace.EVERY:
+            events += self._write_trace()
+        return events
+
+    def _train(self) -> list[Event]:
         driver, learner, buffer = self._driver, self._built.learner, self._built.buffer
         driver.outside()
         end = driver.now + TURN
@@ -157,7 +167,23 @@ class SerialEngine:
         """There are none."""
 
     def close(self) -> None:
+        self._write_trace()
+        if self._trace is not None:
+            self._trace.close()
         self._built.close()
+
+    def _write_trace(self) -> list[Event]:
+        """Write down what was done; a disk that is full is said once and stops nothing."""
+        self._traced = self._driver.now
+        try:
+            if self._trace is not None:
+                self._trace.write(*self._driver.events())
+        except OSError as error:
+            if not self._disk_said and self._trace is not None:
+                self._disk_said = True
+                words = f"{self._trace.path} is not complete: {error}"
+                return [Faulted(Fault("serial", words, "disk", os.getpid(), action="goes on"))]
+        return []
 
     def _evaluate(self) -> list[Event]:
         """Let the evaluator play with this very version."""

@@ -1,0 +1,566 @@
+"""Where a run's time went, what bounded it, and what to change next: read from its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tianji import trace
+from tianji.critical import Chain, Cycle, chain, cycle, waiting, waits_for
+from tianji.errors import Refusal
+from tianji.folder import FAULTS, STALENESS, find_run
+from tianji.history import History
+from tianji.trace import Track
+
+REPORT_HTML, REPORT_MARKDOWN = "report.html", "report.md"
+PLAN = "plan.json"
+NOTHING = "No change that the model knows would bring more than 5 %."
+FLOWS = ("produced", "received", "consumed")
+MOST_FAULTS = 50
+"""faults that are told one by one"""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A rate that was predicted, and what came of it, in steps per second."""
+
+    name: str
+    predicted: float
+    measured: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Of the prediction, as a share of what was measured."""
+        return (self.predicted - self.measured) / self.measured if self.measured else None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the plan said."""
+
+    choice: Mapping[str, Any]
+    binding: str
+    rates: tuple[Compared, ...]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a run folder tells, ready to be shown; None and empty: the folder does not have it, and
+    `missing` says why."""
+
+    run: Path
+    status: str
+    """"done", "interrupted", "stopped", "failed", "killed" or "running" """
+    ending: str
+    """how it ended, in words"""
+    about: Mapping[str, str]
+    """what ran"""
+    config: Mapping[str, Any]
+    counts: Mapping[str, float | None]
+    """steps, updates, episodes, return and seconds, as far as is known"""
+    rates: Mapping[str, float]
+    """steps per second: produced, received, consumed"""
+    time: Mapping[str, Mapping[str, float]]
+    """for each kind of host, shares of its time that add up to 1"""
+    time_seconds: float
+    """that the shares are of"""
+    staleness: Mapping[str, float] | None
+    histogram: Mapping[str, Sequence[float]] | None
+    freshness: float | None
+    history: History
+    planned: Planned | None
+    cycle: Cycle | None
+    chain: Chain | None
+    verdict: str
+    advice: tuple[str, ...]
+    faults: tuple[Mapping[str, Any], ...]
+    notes: Mapping[str, Any]
+    changes: tuple[Mapping[str, Any], ...] = ()
+    """of the number of actors that are active, where it followed what was measured"""
+    tracks: Sequence[Track] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """by section: what the folder does not have, and why"""
+
+    def tree(self) -> dict[str, Any]:
+        """For --json, without the rows and the events."""
+        planned = None
+        if self.planned is not None:
+            planned = asdict(self.planned)
+            for row, rate in zip(planned["rates"], self.planned.rates, strict=True):
+                row["error"] = rate.error
+        return {
+            "run_dir": str(self.run),
+            "status": self.status,
+            "ending": self.ending,
+            "about": dict(self.about),
+            "counts": dict(self.counts),
+            "steps_per_s": dict(self.rates),
+            "time": {host: dict(kinds) for host, kinds in self.time.items()},
+            "staleness": self.staleness and dict(self.staleness),
+            "freshness": self.freshness,
+            "plan": planned,
+            "cycle": None if self.cycle is None else asdict(self.cycle),
+            "chain": None if self.chain is None else asdict(self.chain),
+            "verdict": self.verdict,
+            "advice": list(self.advice),
+            "faults": len(self.faults),
+            "missing": dict(self.missing),
+        }
+
+
+def explain(run: str | Path, running: bool | None = None) -> Explained:
+    """Read a run folder, in whatever state it is. `running`: does a process write into it now?
+    None: look whether one does."""
+    folder = find_run(run)
+    if running is None:
+        running = _is_locked(folder)
+    return _Reader(folder, running).read()
+
+
+def write(
+    run: str | Path,
+    html: Path | None = None,
+    markdown: Path | None = None,
+    running: bool | None = None,
+) -> Explained:
+    """Explain a run in two files, by default in its own folder."""
+    from tianji.view import report
+
+    found = explain(run, running)
+    for path, page in (
+        (html or found.run / REPORT_HTML, report.html),
+        (markdown or found.run / REPORT_MARKDOWN, report.markdown),
+    ):
+        path.write_text(page(found), encoding="utf-8")
+    return found
+
+
+class _Reader:
+    """The parts of an explanation, each from the files that have it."""
+
+    def __init__(self, folder: Path, running: bool) -> None:
+        self._folder = folder
+        self._running = running
+        self._missing: dict[str, str] = {}
+        self._config = _toml(folder / "config.toml")
+        self._manifest = _json(folder / "manifest.json") or {}
+        self._result = _json(folder / "result.json") or {}
+        self._history = History.read(folder)
+        self._last = self._history.rows[-1] if self._history.rows else {}
+        self._outdated = self._last.get("updates", 0) > self._result.get("updates", math.inf)
+        """is the result one of an earlier process, and the run has gone on since?"""
+        self._whole = not running and not self._outdated and "steps" in self._result
+        """is there a result of a run that came to an end by itself?"""
+
+    def read(self) -> Explained:
+        status, ending = self._ending()
+        counts, rates = self._counts(), self._rates()
+        time, seconds = self._time()
+        faults = self._faults()
+        updates = self._measured("updates", counts["updates"] or 0)
+        groups = _of(self._config, "scale", "groups", 1)
+        around = cycle(time, seconds, updates / groups)
+        if around is None:
+            self._missing["critical path"] = (
+                "no update was made, so there is no cycle to look at."
+                if time
+                else "it needs an account of the time, and there is none."
+            )
+        tracks = self._tracks()
+        verdict, advice = self._verdict()
+        return Explained(
+            run=self._folder,
+            status=status,
+            ending=ending,
+            about=self._about(),
+            config=self._config,
+            counts=counts,
+            rates=rates,
+            time=time,
+            time_seconds=seconds,
+            staleness=self._staleness(),
+            histogram=self._histogram(),
+            freshness=self._history.mean("staleness/freshness"),
+            history=self._history,
+            planned=self._planned(rates, counts),
+            cycle=around,
+            chain=chain(tracks),
+            verdict=verdict,
+            advice=advice or self._own_advice(time, counts),
+            faults=faults,
+            notes=self._result.get("notes", {}),
+            changes=tuple((self._result.get("rebalance") or {}).get("changes", ())),
+            tracks=tracks,
+            missing=self._missing,
+        )
+
+    def _ending(self) -> tuple[str, str]:
+        result = self._result
+        if self._running:
+            return "running", "it is still running; this is what it has written so far."
+        if self._outdated:
+            return "killed", (
+                f"it had ended ({result['stop_reason']}) and was resumed, and that process left no "
+                f"result.json: it was killed. What follows is what it had written by then."
+            )
+        if not result:
+            return "killed", (
+                "there is no result.json, and no process writes into the folder: it was killed, or "
+                "the machine was. What follows is what it had written by then."
+            )
+        if self._whole:
+            resumed = result.get("resumed")
+            more = f" It was resumed ({resumed})." if resumed else ""
+            return result["status"], f"{result['stop_reason']}.{more}"
+        return result["status"], f"{result.get('error', '')}: {result.get('message', '')}"
+
+    def _about(self) -> dict[str, str]:
+        config, manifest = self._config, self._manifest
+        scale = config.get("scale", {})
+        machine = manifest.get("machine", {})
+        packages = manifest.get("packages", {})
+        sizes = [
+            f"{scale[key]} {word if scale[key] == 1 else word + 's'}"
+            for key, word in (("groups", "group"), ("actors", "actor"), ("learners", "learner"))
+            if key in scale and (key == "actors" or scale[key] != 1)
+        ]
+        about = {
+            "algorithm": config.get("algorithm", {}).get("name"),
+            "environment": config.get("env", {}).get("id"),
+            "engine": scale.get("engine"),
+            "preset": scale.get("relax"),
+            "scale": ", ".join(
+                [*sizes, f"{scale.get('envs_per_actor')} envs each",
+                 f"rollouts of {scale.get('rollout_length')} steps"]
+            ),
+            "seed": config.get("seed"),
+            "started": manifest.get("created"),
+            "machine": machine and f"{machine.get('cpu')}, {machine.get('cores')} cores, "
+            f"{machine.get('system')}",
+            "versions": ", ".join(
+                [f"Python {manifest['python']}" if "python" in manifest else "",
+                 *(f"{name} {v}" for name, v in packages.items() if v)]
+            ).strip(", "),
+            "commit": manifest.get("commit"),
+            "command": " ".join(map(str, manifest.get("command", []))),
+            "config hash": manifest.get("config_sha256"),
+        }  # fmt: skip
+        if not manifest:
+            self._missing["what ran"] = "manifest.json is not there, so the machine is not known."
+        return {name: str(value) for name, value in about.items() if value not in (None, "")}
+
+    def _counts(self) -> dict[str, float | None]:
+        if self._whole:
+            result = self._result
+            return {
+                "steps": result["steps"],
+                "updates": result["updates"],
+                "episodes": result["episodes"],
+                "return": result["return_mean"],
+                "win_rate": result.get("win_rate"),
+                "seconds": result["wall_s"],
+                "start_seconds": result["start_s"],
+                "filtered": result["filtered"],
+                "replay_ratio": result["replay_ratio"],
+            }
+        last = self._last
+        return {
+            "steps": last.get("step"),
+            "updates": last.get("updates"),
+            "episodes": last.get("episodes"),
+            "return": last.get("rollout/ep_rew_mean"),
+            "win_rate": last.get("rollout/win_rate"),
+            "seconds": last.get("wall_s"),
+            "filtered": last.get("staleness/filtered"),
+        }
+
+    def _measured(self, name: str, otherwise: float) -> float:
+        """Of the process that wrote the result, which rates and times are of."""
+        if self._whole:
+            measured: Mapping[str, float] = self._result.get("measured", {})
+            return measured.get(name, otherwise)
+        return otherwise
+
+    def _rates(self) -> dict[str, float]:
+        if self._whole:
+            return dict(self._result["steps_per_s"])
+        rates = {name: mean for name in FLOWS
+                 if (mean := self._over_time(f"flow/{name}_sps")) is not None}  # fmt: skip
+        if not rates:
+            self._missing["throughput"] = "no row of metrics was written: it ended within a second."
+        return rates
+
+    def _over_time(self, key: str) -> float | None:
+        points = self._history.series(key)
+        seconds = [x - before for (x, _), (before, _) in zip(points, [(0.0, 0.0), *points],
+                                                             strict=False)]  # fmt: skip
+        total = sum(seconds)
+        if total <= 0:
+            return None
+        return sum(s * y for s, (_, y) in zip(seconds, points, strict=True)) / total
+
+    def _time(self) -> tuple[dict[str, dict[str, float]], float]:
+        """Shares, and the seconds that they are of."""
+        if self._whole:
+            time = {host: dict(kinds) for host, kinds in self._result["time"].items() if kinds}
+            otherwise = self._result["wall_s"] - self._result["start_s"]
+            seconds = self._measured("seconds", otherwise)
+            if self._result.get("resumed"):
+                self._missing["time"] = (
+                    "the run was resumed: shares, rates and cycles are of its last process alone."
+                )
+        else:
+            time, seconds = _by_host(self._history.shares()), self._last.get("wall_s", 0.0)
+            if time:
+                self._missing["time"] = (
+                    "there is no final account, so these are means over the rows of metrics."
+                )
+        if not time:
+            self._missing["time"] = (
+                "no account of the time was written: it ended before the first row of metrics."
+            )
+        return {host: _whole(kinds) for host, kinds in time.items()}, seconds
+
+    def _staleness(self) -> Mapping[str, float] | None:
+        if self._whole:
+            found: Mapping[str, float] | None = self._result["staleness"]
+            return found
+        mean = self._history.mean("staleness/mean")
+        if mean is None:
+            return None
+        return {"mean": mean, "max": max(y for _, y in self._history.series("staleness/max"))}
+
+    def _histogram(self) -> Mapping[str, Sequence[float]] | None:
+        found = _json(self._folder / STALENESS)
+        if found is None:
+            self._missing["staleness"] = (
+                f"there is no {STALENESS}: no update had consumed anything when it was to be "
+                f"written, or the run is of a version that did not write it."
+            )
+        return found
+
+    def _planned(
+        self, rates: Mapping[str, float], counts: Mapping[str, float | None]
+    ) -> Planned | None:
+        plan = _json(self._folder / PLAN)
+        if plan is None:
+            self._missing["plan"] = (
+                f"there is no {PLAN}: the counts of actors, envs and learners came from the "
+                f"config, so nothing was predicted."
+            )
+            return None
+        measured = dict(rates)
+        if "received" in rates:
+            steps, filtered = counts.get("steps") or 0, counts.get("filtered") or 0
+            measured["new"] = rates["received"] * (1 - filtered / steps if steps else 1.0)
+        predicted = plan.get("predicted", {})
+        return Planned(
+            choice=plan.get("choice", {}),
+            binding=str(plan.get("binding", "")),
+            rates=tuple(
+                Compared(name, float(rate), measured.get(name))
+                for name, rate in predicted.items()
+                if isinstance(rate, int | float)
+            ),
+        )
+
+    def _tracks(self) -> Sequence[Track]:
+        try:
+            return trace.read(self._folder)
+        except Refusal as error:
+            self._missing["timeline"] = str(error)
+            return ()
+
+    def _verdict(self) -> tuple[str, tuple[str, ...]]:
+        if not self._whole:
+            return "", ()
+        bottleneck = self._result.get("bottleneck")
+        if not bottleneck:
+            return str(self._result.get("verdict", "")), ()
+        advice = tuple(_sentence(text) for text in bottleneck["advice"])
+        return f"{bottleneck['kind']}: {bottleneck['text']}", advice or (NOTHING,)
+
+    def _faults(self) -> tuple[Mapping[str, Any], ...]:
+        try:
+            lines = (self._folder / FAULTS).read_text().splitlines()
+        except FileNotFoundError:
+            return ()
+        found = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # half a line, of a process that writes or was killed
+                continue
+        return tuple(found)
+
+    def _own_advice(
+        self, time: Mapping[str, Mapping[str, float]], counts: Mapping[str, float | None]
+    ) -> tuple[str, ...]:  # fmt: skip
+        cores = self._manifest.get("machine", {}).get("cores")
+        advice = [*_of_shares(time, self._config, cores)]
+        filtered, steps = counts.get("filtered") or 0, counts.get("steps") or 0
+        if steps and filtered / steps > 0.01:
+            advice.append(
+                f"{filtered / steps:.1%} of the steps received were too stale to be consumed: made "
+                f"for nothing. A lower relax.lead makes fewer of them."
+            )
+        return tuple(text.replace("%", " %") for text in advice)
+
+
+def _of_shares(
+    time: Mapping[str, Mapping[str, float]], config: Mapping[str, Any], cores: int | None
+) -> list[str]:
+    """What the shares of time say about where to look; every number in it is one of theirs, or a
+    bound that follows from them."""
+    alone = next((time[host] for host in ("serial", "worker") if host in time), None)
+    if alone is not None:
+        return _of_one_host(alone, "serial" in time, cores)
+    if "actor" not in time or "learner" not in time:
+        return []
+    busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items()}
+    actors, learner = busy["actor"], busy["learner"]
+    count = _of(config, "scale", "actors", 1)
+    most = max((kind for kind in time["learner"] if not waits_for(kind)), default="",
+               key=lambda kind: time["learner"][kind])  # fmt: skip
+    if busy.get("server", 0.0) > max(actors, learner):
+        return [
+            f"The inference server is busiest ({busy['server']:.0%}); actors wait for it "
+            f'{time["actor"].get("wait_server", 0.0):.0%} of their time. relax.infer = "actor" '
+            f"lets each choose its own actions; fewer, larger asks (scale.envs_per_actor) help too."
+        ]
+    if busy.get("buffer", 0.0) > max(actors, learner, 0.85):
+        return [
+            f"The buffer is busiest ({busy['buffer']:.0%}). Longer rollouts "
+            f"(scale.rollout_length) or more envs for each actor make fewer pieces to receive; "
+            f"more groups (scale.groups) give it less to do."
+        ]
+    if min(actors, learner) >= 0.85:
+        return [
+            f"Actors ({actors:.0%} busy) and learner ({learner:.0%} busy) hardly wait: it is "
+            f"balanced. More cores for both, or cheaper work, are what is left."
+        ]
+    if actors + learner <= 1.1 and max(actors, learner) < 0.85:
+        gain = (actors + learner) / max(actors, learner)
+        return [
+            f"Acting ({actors:.0%}) and learning ({learner:.0%}) take turns rather than overlap. "
+            f"A preset with a lead, such as one_step or tianji, lets them: at most "
+            f"{gain:.2f} times as fast, as the longer of the two remains."
+        ]
+    if learner >= actors:
+        advice = [
+            f"The learner is the bottleneck: busy {learner:.0%}, of which {most} is "
+            f"{time['learner'].get(most, 0.0):.0%} of its time. More cores for it (scale.cores), "
+            f"fewer epochs or larger minibatches make updates shorter; more actors would only wait."
+        ]
+        idle = sum(time["actor"].get(f"wait_{whom}", 0.0) for whom in ("buffer", "learner"))
+        enough = max(1, math.ceil(count * (1.0 - idle) / 0.9))
+        if enough < count:
+            advice.append(
+                f"Actors wait {idle:.0%} of their time for it: {enough} in place of {count} could "
+                f"make the same number of steps."
+            )
+        return advice
+    room = actors / learner if learner > 0 else math.inf
+    used = count * _of(config, "scale", "groups", 1)
+    spare = "" if cores is None else f"; {used} actors run on a machine with {cores} cores"
+    return [
+        f"The actors are the bottleneck: busy {actors:.0%}, while the learner waits "
+        f"{1 - learner:.0%}. It could take up to {room:.1f} times as many steps before it is the "
+        f"limit. More actors (scale.actors), or more envs for each (scale.envs_per_actor){spare}."
+    ]
+
+
+def _of_one_host(shares: Mapping[str, float], serial: bool, cores: int | None) -> list[str]:
+    acting = sum(s for key, s in shares.items() if key.startswith("actor/") and not waits_for(key))
+    learning = sum(
+        s for key, s in shares.items() if key.startswith("learner/") and not waits_for(key)
+    )
+    if acting + learning <= 0:
+        return []
+    longer = "learning" if learning >= acting else "acting"
+    advice = [
+        f"One process does all in turn: acting takes {acting:.0%} of its time and learning "
+        f"{learning:.0%}, so cheaper {longer} helps most."
+    ]
+    gain = 1.0 / max(acting, learning)
+    if serial and gain > 1.05 and (cores is None or cores > 1):
+        advice.append(
+            f'With scale.engine = "local" acting and learning overlap: at most {gain:.2f} times as '
+            f"fast, less what moving data between processes takes."
+        )
+    return advice
+
+
+def _by_host(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Shares by "role/kind" as those of hosts: roles that share one add up to 1 only together."""
+    roles: dict[str, dict[str, float]] = {}
+    for key, share in shares.items():
+        role, _, kind = key.partition("/")
+        roles.setdefault(role, {})[kind] = share
+    whole = {role: kinds for role, kinds in roles.items() if sum(kinds.values()) > 0.9}
+    rest = {
+        f"{role}/{kind}": share
+        for role, kinds in roles.items()
+        if role not in whole
+        for kind, share in kinds.items()
+    }
+    if not rest:
+        return whole
+    return {"serial" if not whole else "worker": rest, **whole}
+
+
+def _sentence(text: object) -> str:
+    words = str(text)
+    return words[:1].upper() + words[1:] + ("" if words.endswith(".") else ".")
+
+
+def _whole(kinds: Mapping[str, float]) -> dict[str, float]:
+    """Shares that add up to 1: what is not accounted for is other."""
+    total = math.fsum(kinds.values())
+    if total > 1.0:
+        return {kind: share / total for kind, share in kinds.items()}
+    rest = 1.0 - total
+    return dict(kinds) | ({"other": kinds.get("other", 0.0) + rest} if rest > 1e-9 else {})
+
+
+def _of(config: Mapping[str, Any], section: str, key: str, otherwise: int) -> int:
+    value = config.get(section, {}).get(key, otherwise)
+    return value if isinstance(value, int) else otherwise
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """None where there is no such file, or only half of it."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise Refusal(
+            f"{path} is not TOML, so it is not known what ran: {error}. Restore it from a copy."
+        ) from error
+
+
+def _is_locked(folder: Path) -> bool:
+    """Does a process write into the run folder?"""
+    try:
+        file = (folder / "lock").open()
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,261 @@
+"""What every host did, and when: a ring of its newest events in a file, and how it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tianji.errors import Refusal
+from tianji.folder import find_run
+from tianji.types import Array
+
+TRACE = "trace"
+"""folder of a run's rings, a file for each host"""
+
+ROOM = 2**16
+"""events that a ring holds: the newest"""
+
+EVERY = 0.25
+"""seconds between two writes, where nobody else says when"""
+
+EVENT = np.dtype([("end", "<f8"), ("key", "<i2")])
+"""One event: it begins where the one before it ends."""
+
+FORMAT = "tianji trace 1"
+HEADER = 4096
+"""bytes before the events: one page, which a killed process has written or has not"""
+
+FIXED = 512
+"""bytes of the header that are not names of keys, at most"""
+
+GAP = -1
+"""key of an event of which nothing is known"""
+
+OTHER = "run/other"
+
+KINDS = {
+    "infer": "inference",
+    "simulate": "simulation",
+    "take": "update",
+    "update": "update",
+    "mix": "update",
+    "prioritize": "priorities",
+    "push": "push",
+    "publish": "push",
+    "serve": "push",
+    "grant": "push",
+    "ask": "push",
+    "load": "probe",
+    "receive": "probe",
+    "evaluate": "evaluation",
+    "evaluated": "evaluation",
+}
+"""what a kind of work is in the paper's Figure 1; `kind_of` knows the rest"""
+
+NUMBERS = {"inference": "1", "simulation": "2", "update": "3", "priorities": "4"}
+"""by which the paper calls them"""
+
+WAIT = "wait_"
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one host did: events in order, each in seconds since the run's first step. They follow
+    each other without a break, but for the time between two lives of the host."""
+
+    host: str
+    keys: tuple[str, ...]
+    """ "role/kind of work" or "role/wait_whom" """
+    key: Array
+    """int16 [n]: which of `keys`"""
+    begin: Array
+    """float64 [n]"""
+    end: Array
+    """float64 [n]"""
+
+    def seconds(self) -> dict[str, float]:
+        """Time spent, by key."""
+        spent = np.bincount(self.key, self.end - self.begin, len(self.keys))
+        return {key: float(s) for key, s in zip(self.keys, spent, strict=True) if s > 0}
+
+
+def kind_of(key: str) -> str:
+    """What the paper's Figure 1 would call an event, or "wait", or "other"."""
+    kind = key.partition("/")[2]
+    return "wait" if kind.startswith(WAIT) else KINDS.get(kind, "other")
+
+
+class Ring:
+    """The file of one host, written a piece at a time. What was written outlives the process,
+    however that ends, and a host that is begun anew goes on with it."""
+
+    def __init__(self, path: Path, room: int = ROOM) -> None:
+        self.path = path
+        self._room = room
+        self._fd: int | None = None
+        self._written = 0
+        """events so far, those that were overwritten included"""
+        self._first = self._last = -1.0
+        """when the first event began and the newest ended, by the clock"""
+        self._key = GAP
+        """of the newest event"""
+        self._keys: list[str] = []
+        self._ids: dict[str, int] = {}
+
+    def write(self, begin: float, keys: Sequence[str], ends: Sequence[float]) -> None:
+        """Add events; `begin` is when the first of them began. Raises OSError where the disk does
+        not take them: they are lost then, and what follows comes after a gap."""
+        if not keys:
+            return
+        if self._fd is None:
+            self._open()
+        if not self._ids.keys() >= (names := dict.fromkeys(keys)).keys():
+            self._name(names)
+        events = np.empty(len(keys) + 1, EVENT)
+        events["key"][1:] = np.fromiter(map(self._ids.__getitem__, keys), np.int16, len(keys))
+        events["end"][1:] = ends
+        # Either a gap ends where the first one begins, or the newest event is written again: it
+        # may go on, as events of one key that follow each other are one.
+        goes_on = begin == self._last
+        events[0] = begin, self._key if goes_on else GAP
+        events = events[np.append(events["key"][1:] != events["key"][:-1], True)]
+        written = self._written - goes_on + len(events)
+        self._last = -1.0
+        self._put(events[-self._room :], written, begin)
+        self._written, self._key = written, int(events["key"][-1])
+        self._last = float(events["end"][-1])
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        found = _header(os.pread(self._fd, HEADER, 0))
+        if found is not None and found["room"] == self._room:
+            self._written, self._first = found["written"], found["first"]
+            self._keys = found["keys"]
+            self._ids = {key: i for i, key in enumerate(self._keys)}
+
+    def _name(self, names: Iterable[str]) -> None:
+        """Number the keys that are new; those that the header has no room for are "other"."""
+        for key in (OTHER, *names):
+            if key in self._ids:
+                continue
+            if len(json.dumps([*self._keys, key])) > HEADER - FIXED:
+                self._ids[key] = self._ids[OTHER]
+            else:
+                self._ids[key] = len(self._keys)
+                self._keys.append(key)
+
+    def _put(self, events: Array, written: int, begin: float) -> None:
+        """The newest events, and only then how many there are now."""
+        assert self._fd is not None
+        at = (written - len(events)) % self._room
+        fit = self._room - at
+        _write_all(self._fd, events[:fit].tobytes(), HEADER + at * EVENT.itemsize)
+        _write_all(self._fd, events[fit:].tobytes(), HEADER)
+        if self._written == 0:
+            self._first = begin
+        about = {
+            "format": FORMAT,
+            "room": self._room,
+            "written": written,
+            "first": self._first,
+            "last": float(events["end"][-1]),
+            "keys": self._keys,
+        }
+        _write_all(self._fd, json.dumps(about).encode().ljust(HEADER - 1) + b"\n", 0)
+
+
+def _write_all(fd: int, data: bytes, at: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        done = os.pwrite(fd, rest, at)
+        rest, at = rest[done:], at + done
+
+
+def _header(data: bytes) -> dict[str, Any] | None:
+    """What a file says of itself; None where it is no trace."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    known = isinstance(found, dict) and found.get("format") == FORMAT
+    return found if known else None
+
+
+def path_of(run: Path, host: str) -> Path:
+    """Where a host of a run keeps its ring."""
+    return run / TRACE / f"{host}.trace"
+
+
+def clear(run: Path) -> None:
+    """Begin a new trace: clocks of another process, or another day, say nothing beside these."""
+    for path in (run / TRACE).glob("*.trace"):
+        path.unlink(missing_ok=True)
+
+
+def read(run: Path) -> list[Track]:
+    """The tracks of a run's hosts, as far as their rings reach back; also while it goes on."""
+    folder = find_run(run)
+    found = {}
+    for path in (folder / TRACE).glob("*.trace"):
+        data = path.read_bytes()
+        if data[:HEADER].strip(b"\0"):  # else it was killed while it wrote the first events
+            ring = _events(path, data)
+            if len(ring[-1]):
+                found[path.stem] = ring
+    if not found:
+        raise Refusal(
+            f"{folder} has no trace, so there is nothing to draw. A run keeps one from its first "
+            f"quarter of a second on; one of tianji 0.4 or older does not: train it again."
+        )
+    zero = min(first for first, *_ in found.values())
+    tracks = []
+    for host in sorted(found, key=_place):
+        _, keys, begin, events = found[host]
+        used, key = np.unique(events["key"], return_inverse=True)
+        names = tuple(keys[i] for i in used)
+        tracks.append(Track(host, names, key.astype(np.int16), begin - zero, events["end"] - zero))
+    return tracks
+
+
+def _events(path: Path, data: bytes) -> tuple[float, list[str], Array, Array]:
+    """When the first one began, the names of keys, when each one that is left began, and these."""
+    header = _header(data[:HEADER])
+    if header is None:
+        raise Refusal(
+            f"{path} is no trace, or one of another version of tianji, so it cannot be drawn. "
+            f"Delete it, or use the version that wrote it."
+        )
+    whole = data[HEADER : len(data) - (len(data) - HEADER) % EVENT.itemsize]
+    stored, written, room = np.frombuffer(whole, EVENT), header["written"], header["room"]
+    count = min(written, room)
+    events = stored[np.arange(written - count, written) % room]
+    if not count:
+        return header["first"], header["keys"], events["end"], events
+    # Killed before it could write the header, it has written over the oldest ones, and the newest
+    # may go on for longer.
+    events["end"][-1] = min(events["end"][-1], header["last"])
+    (later,) = np.nonzero(events["end"] > header["last"])
+    events = events[later[-1] + 1 if len(later) else 0 :]
+    begin, events = events["end"][:-1], events[1:]
+    known = events["key"] != GAP
+    return header["first"], header["keys"], begin[known], events[known]
+
+
+def _place(host: str) -> tuple[str, int, int]:
+    """By group, then as data flow, then by number."""
+    group, _, name = host.rpartition(".")
+    kind, _, index = name.partition("-")
+    order = ("server", "actor", "buffer", "learner", "evaluator")
+    return group, order.index(kind) if kind in order else 0, int(index or 0)

@@ -1,0 +1,174 @@
+"""The timeline of a run as a page: the paper's Figure 1, to zoom into. It needs no network."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tianji.trace import NUMBERS, Track, kind_of
+from tianji.types import Array
+
+UNIT = 1e-7
+"""seconds of one unit of the durations in a page"""
+LONGEST = 2**32 - 1
+"""units of one stored duration; what takes longer is several"""
+GAP = 255
+"""key of a time of which nothing is known"""
+SHOWN = 4
+"""updates that a page shows first"""
+
+LEGEND = {
+    "inference": "1 inference",
+    "simulation": "2 simulation",
+    "update": "3 update",
+    "priorities": "4 priorities",
+    "push": "push",
+    "probe": "probe",
+    "wait": "wait",
+    "evaluation": "evaluation",
+    "other": "other",
+}
+"""what is drawn in a colour of its own, and how it is called"""
+
+
+def page(tracks: Sequence[Track], title: str) -> str:
+    """A whole page with one timeline."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{BODY}{STYLE}</style>\n</head>\n<body>\n"
+        f"{fragment(tracks, title, 'timeline')}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def fragment(tracks: Sequence[Track], title: str, id: str) -> str:
+    """One timeline, for a page that has STYLE and SCRIPT once. Those of a page show the same
+    stretch of time, each from where it begins to show."""
+    name, own = html.escape(title), html.escape(id)
+    legend = "".join(
+        f'<li><i style="background:var(--tj-{kind})"></i>{label}</li>'
+        for kind, label in LEGEND.items()
+    )
+    return (
+        f'<section class="tj-timeline" id="{own}" aria-labelledby="{own}-title">\n'
+        f'<header><h2 id="{own}-title">{name}</h2>\n{TOOLS}</header>\n'
+        f'<ul class="tj-legend">{legend}</ul>\n'
+        f'<div class="tj-stage"><canvas tabindex="0" role="application" '
+        f'aria-label="timeline of {name}" aria-describedby="{own}-keys"></canvas>'
+        '<div class="tj-tip" hidden></div></div>\n'
+        f'<p class="tj-keys" id="{own}-keys">{KEYS}</p>\n'
+        '<p class="tj-said" aria-live="polite"></p>\n'
+        '<div class="tj-scroll"><table class="tj-shares"></table></div>\n'
+        "<noscript>The timeline is drawn by a script, which this browser does not run.</noscript>\n"
+        f'<script type="application/json" class="tj-data">{_json(_content(tracks))}</script>\n'
+        "</section>"
+    )
+
+
+def home(tracks: Sequence[Track]) -> tuple[float, float]:
+    """What is shown first: a few updates from the middle of the time that all tracks know of, as
+    ends of runs are not like the rest of them; without updates, a tenth of that time."""
+    full = [track for track in tracks if len(track.key)]
+    if not full:
+        return 0.0, 1.0
+    begin, end = max(t.begin[0] for t in full), min(t.end[-1] for t in full)
+    if begin >= end:  # one of them was killed long before the others ended
+        begin, end = min(t.begin[0] for t in full), max(t.end[-1] for t in full)
+    middle = (begin + end) / 2
+    for track in full:
+        ends = _update_ends(track)
+        ends = ends[(ends >= begin) & (ends <= end)]
+        if len(ends) >= 2:
+            first = int(np.searchsorted(ends, middle)) - SHOWN // 2
+            first = max(0, min(first, len(ends) - 1 - SHOWN))
+            last = min(first + SHOWN, len(ends) - 1)
+            margin = 0.02 * (ends[last] - ends[first])
+            return float(ends[first] - margin), float(ends[last] + margin)
+    tenth = (end - begin) / 20
+    return float(middle - tenth), float(middle + tenth)
+
+
+def _update_ends(track: Track) -> Array:
+    names = [i for i, key in enumerate(track.keys) if key == "learner/update"]
+    ends: Array = track.end[np.isin(track.key, names)]
+    return ends
+
+
+def _content(tracks: Sequence[Track]) -> dict[str, Any]:
+    return {
+        "home": home(tracks),
+        "unit": UNIT,
+        "gap": GAP,
+        "kinds": list(LEGEND),
+        "labels": list(LEGEND.values()),
+        "numbers": [NUMBERS.get(kind, "") for kind in LEGEND],
+        "tracks": [_packed(track) for track in tracks if len(track.key)],
+    }
+
+
+def _packed(track: Track) -> dict[str, Any]:
+    """A track as few bytes: keys, then durations by the significance of their bytes, deflated."""
+    first = float(track.begin[0])
+    begin = np.rint((track.begin - first) / UNIT).astype(np.int64)
+    end = np.rint((track.end - first) / UNIT).astype(np.int64)
+    gaps = np.maximum(begin - np.append(0, end[:-1]), 0)
+    duration = np.stack([gaps, end - begin], axis=1).ravel()
+    key = np.stack([np.full(len(gaps), GAP), track.key], axis=1).ravel()
+    kept = np.stack([gaps > 0, np.full(len(gaps), True)], axis=1).ravel()
+    duration, key = duration[kept], key[kept]
+    pieces = np.maximum(1, -(-duration // LONGEST))
+    last = np.cumsum(pieces) - 1
+    whole = np.full(int(pieces.sum()), LONGEST, np.int64)
+    whole[last] = duration - (pieces - 1) * LONGEST
+    keys = np.repeat(key, pieces).astype(np.uint8)
+    planes = whole.astype("<u4").view(np.uint8).reshape(-1, 4).T
+    data = zlib.compress(keys.tobytes() + planes.tobytes(), 6)
+    return {
+        "host": track.host,
+        "keys": track.keys,
+        "kind": [list(LEGEND).index(kind_of(key)) for key in track.keys],
+        "begin": first,
+        "n": len(keys),
+        "data": base64.b64encode(data).decode(),
+    }
+
+
+def _json(content: Any) -> str:
+    """JSON that cannot end the element it is in."""
+    return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()
+
+
+TOOLS = (
+    '<div class="tj-tools" role="group" aria-label="zoom">'
+    '<button type="button" data-do="left" title="earlier (left arrow)">◀</button>'
+    '<button type="button" data-do="right" title="later (right arrow)">▶</button>'
+    '<button type="button" data-do="in" title="zoom in (+)">+</button>'
+    '<button type="button" data-do="out" title="zoom out (-)">−</button>'
+    '<button type="button" data-do="home" title="a few updates (double-click, 0)">updates</button>'
+    '<button type="button" data-do="all" title="all there is (a)">all</button>'
+    '<output class="tj-range"></output></div>'
+)
+
+KEYS = (
+    "Drag over a stretch of time or turn the wheel to zoom, Shift and drag to move, double-click "
+    "to go back. Keys: + and −, arrows, a for all, 0 to go back; Shift and an arrow go from one "
+    "event to the next."
+)
+
+BODY = (
+    ":root{color-scheme:light dark}body{margin:16px;background:#fff}"
+    "@media(prefers-color-scheme:dark){body{background:#14171b}}"
+)
+STYLE = _asset("timeline.css")
+SCRIPT = _asset("timeline.js")
