@@ -365,6 +365,37 @@ def atari() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
 
+def trace() -> str:
+    """What being traced costs."""
+    results = json.loads((RESULTS / "trace.json").read_text())
+    rows = [
+        "| an actor's step | takes | events | of that, trace | share | loop with / without |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, case in results["cases"].items():
+        loop, (low, high) = case["loop"], case["loop"]["interval"]
+        rows.append(
+            f"| {name} | {loop['step_ns']['without'] / 1000:,.0f} µs "
+            f"| {loop['events_per_step']:.2f} | {case['events_ns']:.0f} ns "
+            f"| **{100 * case['share']:.2g} %** | {loop['ratio']:.3f} [{low:.3f}, {high:.3f}] |"
+        )
+    keep, write, writes = (results["events"][n]["ns"] for n in ("keep", "write", "writes"))
+    runs = [
+        f"{case['runs'][engine]['ratio']:.3f} [{low:.3f}, {high:.3f}] ({name}, {engine})"
+        for name, case in results["cases"].items()
+        if case["runs"] is not None
+        for engine in ("local", "serial")
+        for low, high in [case["runs"][engine]["interval"]]
+    ]
+    told = (
+        f"Keeping an event takes {keep:.0f} ns and writing it {write:.0f} ns; each write takes "
+        f"{writes / 1000:.0f} µs beside that, four times a second, which the share includes. Of "
+        f"whole runs, in turn, the processor's time for a step with the trace is "
+        f"{', '.join(runs)} of that without it. {_machine(results)}, {_loaded(results)}."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
 def supervision() -> str:
     """What being watched costs an actor."""
     results = json.loads((RESULTS / "supervision.json").read_text())
@@ -514,7 +545,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 
 MEASURED = (
-    measured, parallel, chaos, groups, supervision, restart, learning, atari, particles,
+    measured, parallel, chaos, groups, supervision, trace, restart, learning, atari, particles,
 )  # fmt: skip
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""

@@ -115,11 +115,9 @@ class Ring:
             return
         if self._fd is None:
             self._open()
-        if not self._ids.keys() >= (names := dict.fromkeys(keys)).keys():
-            self._name(names)
         events = np.empty(len(keys) + 1, EVENT)
-        events["key"][1:] = np.fromiter(map(self._ids.__getitem__, keys), np.int16, len(keys))
-        events["end"][1:] = ends
+        events["key"][1:] = self._numbers(keys)
+        events["end"][1:] = np.fromiter(ends, np.float64, len(ends))
         # Either a gap ends where the first one begins, or the newest event is written again: it
         # may go on, as events of one key that follow each other are one.
         goes_on = begin == self._last
@@ -144,6 +142,13 @@ class Ring:
             self._written, self._first = found["written"], found["first"]
             self._keys = found["keys"]
             self._ids = {key: i for i, key in enumerate(self._keys)}
+
+    def _numbers(self, keys: Sequence[str]) -> Array:
+        try:
+            return np.fromiter(map(self._ids.__getitem__, keys), np.int16, len(keys))
+        except KeyError:
+            self._name(dict.fromkeys(keys))
+            return self._numbers(keys)
 
     def _name(self, names: Iterable[str]) -> None:
         """Number the keys that are new; those that the header has no room for are "other"."""

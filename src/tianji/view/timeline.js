@@ -42,6 +42,11 @@ async function unpack(packed, unit, gap) {
   };
 }
 
+function readable(fill) {  // on this colour, which is #rrggbb
+  const [r, g, b] = [1, 3, 5].map(i => (parseInt(fill.slice(i, i + 2), 16) / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#111111" : "#ffffff";
+}
+
 function firstAfter(ends, time) {  // the first event that ends after it
   let low = 0, high = ends.length;
   while (low < high) {
@@ -70,6 +75,7 @@ class Timeline {
     this.span = this.home[1] - this.home[0];
     this.rows = [];
     this.tracks = tracks;
+    this.room = this.canvas.clientWidth;  // asked for seldom: the page is laid out for it
     for (const track of tracks) this.addRows(track);
     this.low = Math.min(...tracks.map(t => t.begin[0]));
     this.high = Math.max(...tracks.map(t => t.end[t.end.length - 1]));
@@ -92,7 +98,7 @@ class Timeline {
 
   get from() { return this.home[0] + this.offset; }
   get to() { return this.from + this.span; }
-  get narrow() { return this.canvas.clientWidth < NARROW; }
+  get narrow() { return this.room < NARROW; }
   get pitch() { return ROW + BETWEEN + (this.narrow ? LABEL : 0); }
 
   top(row) { return AXIS + row * this.pitch + (this.narrow ? LABEL : 0); }
@@ -109,7 +115,7 @@ class Timeline {
 
   x(time) { return this.left + (time - this.from) / this.span * this.width; }
   time(x) { return this.from + (x - this.left) / this.width * this.span; }
-  get width() { return this.canvas.clientWidth - this.left; }
+  get width() { return this.room - this.left; }
 
   // All timelines of a page show the same stretch of time, each from its own home on.
   show(from, span) {
@@ -149,8 +155,9 @@ class Timeline {
   draw() {
     const canvas = this.canvas, style = getComputedStyle(this.section);
     const ratio = window.devicePixelRatio || 1;
+    this.room = canvas.clientWidth;
     const height = AXIS + this.rows.length * this.pitch;
-    const wide = Math.round(canvas.clientWidth * ratio), high = Math.round(height * ratio);
+    const wide = Math.round(this.room * ratio), high = Math.round(height * ratio);
     if (canvas.width !== wide || canvas.height !== high) {
       canvas.width = wide;
       canvas.height = high;
@@ -229,17 +236,17 @@ class Timeline {
       pen.fillText(this.rows[r].label, this.narrow ? 0 : left - 8, y);
     }
     pen.textAlign = "center";
+    const least = 12 / this.width * this.span;  // seconds that a number has room in
     for (const track of this.tracks) {
-      let i = firstAfter(track.end, this.from), words = 0;
-      for (; i < track.key.length && track.begin[i] < this.to && words < 2000; i++) {
+      for (let i = firstAfter(track.end, this.from); i < track.key.length; i++) {
+        if (track.begin[i] >= this.to) break;
+        if (track.end[i] - track.begin[i] < least) continue;
         const a = Math.max(this.x(track.begin[i]), left);
         const b = Math.min(this.x(track.end[i]), left + this.width);
-        if (b - a < 12) continue;
         const key = track.key[i], kind = track.kind[key], text = this.wordsFor(track, key, b - a, pen);
         if (!text) continue;
-        pen.fillStyle = this.kinds[kind] === "wait" ? colour("faint") : colour("paper");
+        pen.fillStyle = this.kinds[kind] === "wait" ? colour("faint") : readable(this.colours[kind]);
         pen.fillText(text, (a + b) / 2, this.top(track.rowOf[key]) + ROW / 2 + 0.5);
-        words++;
       }
     }
   }
@@ -269,7 +276,7 @@ class Timeline {
       pen.fillRect(x - 0.5, AXIS - 4, 1, bottom);
       pen.fillStyle = colour("faint");
       const text = `${(k * step).toFixed(digits)} s`, half = pen.measureText(text).width / 2;
-      pen.fillText(text, Math.max(half, Math.min(x, this.canvas.clientWidth - half)), AXIS / 2 - 2);
+      pen.fillText(text, Math.max(half, Math.min(x, this.room - half)), AXIS / 2 - 2);
     }
   }
 
@@ -365,7 +372,7 @@ class Timeline {
     const tip = this.tip;
     tip.textContent = this.describe(this.row, this.event);
     tip.hidden = false;
-    tip.style.left = `${Math.max(0, Math.min(x + 12, this.canvas.clientWidth - tip.offsetWidth))}px`;
+    tip.style.left = `${Math.max(0, Math.min(x + 12, this.room - tip.offsetWidth))}px`;
     tip.style.top = `${y}px`;
     this.ask();
   }
