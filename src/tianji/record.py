@@ -6,7 +6,7 @@ import datetime
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
 from tianji.tally import Tally, only_counts
 from tianji.types import Array, Report
+from tianji.verdict import Verdict
 from tianji.view.status import Staleness, Status, View, duration, human, number, percent
 from tianji.watch import Episodes, mean_of
 
@@ -36,6 +37,10 @@ COUNTED = {
 
 Util = Mapping[str, float]
 """Shares of a role's time, 0 to 1, by "role/kind"."""
+
+
+RECENT = 5.0
+"""seconds over which rates are compared with how busy the roles are"""
 
 
 class Recorder:
@@ -73,6 +78,8 @@ class Recorder:
         self._curve = Curve()
         self._recent, self._whole = Tally(), Histogram()
         self._util: Util = {}
+        self.verdict: Verdict | None = None
+        """what holds the run up, as of the last tick"""
         self.faults: Counter[str] = Counter()
         """how often something went wrong, by what was done about it"""
         self._traced: set[str] = set()
@@ -89,6 +96,8 @@ class Recorder:
         """The first step is about to be made: rates are over the time from here."""
         now = self._clock()
         self._base = self._mark = Mark(now, self._last)
+        self._marks = deque([self._base])
+        """so that rates of recent time are known; the first is at least so old, if there is one"""
         self._shown: tuple[Rates, Staleness | None] | None = None
         self._row_due = now + self._interval
         self._view_due = now + min(self._view.every, self._interval)
@@ -109,13 +118,20 @@ class Recorder:
             self._note_episodes(episodes, tally.last.received)
         self._recent.merge(tally)
 
-    def tick(self, util: Util | Callable[[], Util] | None = None) -> None:
-        """Write a row, refresh the view, where due. A function `util` is called only then."""
+    def tick(
+        self,
+        util: Util | Callable[[], Util] | None = None,
+        judge: Callable[[], Verdict | None] | None = None,
+    ) -> None:
+        """Write a row, refresh the view, where due. Functions are called only then: `judge` says
+        what holds the run up."""
         now = self._clock()
         if now < self._due:
             return
         if util is not None:
             self._util = util() if callable(util) else util
+        if judge is not None:
+            self.verdict = judge()
         if now >= self._row_due:
             self._write_interval(now)
             self._row_due = now + self._interval
@@ -302,6 +318,7 @@ class Recorder:
             win_rate=self._episodes.win_rate,
             staleness=staleness,
             util=self._util,
+            verdict=self.verdict,
             curve=tuple(self._curve.points),
         )
 
@@ -334,11 +351,20 @@ class Recorder:
         row |= {f"train/{name}": total / recent.uses[name] for name, total in recent.sums.items()}
         row |= {f"faults/{name}": count for name, count in self.faults.items() if count}
         row |= {f"util/{name}": share for name, share in self._util.items()}
+        if self.verdict is not None:
+            row |= self.verdict.metrics(self._recent_rates(now)._asdict())
         self._write(last.received, last.version, row)
         self._whole = self._whole.plus(recent.staleness)
         self._recent = Tally()
         self._mark = Mark(now, last)
         self._shown = rates, staleness
+
+    def _recent_rates(self, now: float) -> Rates:
+        """Over as long as a verdict is made of."""
+        self._marks.append(Mark(now, self._last))
+        while len(self._marks) > 2 and self._marks[1].time <= now - RECENT:
+            self._marks.popleft()
+        return self._marks[0].rates(now, self._last)
 
     def _write(self, steps: int, version: int, values: Mapping[str, float | None]) -> None:
         """One row to metrics.jsonl and to TensorBoard; one that does not fit is counted as lost."""

@@ -38,7 +38,10 @@ class Result:
     """where the time went: for each kind of host, shares that add up to 1, work by its kind and
     waiting by whom for"""
     verdict: str
-    """who waited for whom, in one line; empty for engine serial"""
+    """what held the run up, the evidence and advice, in one line"""
+    bottleneck: Mapping[str, Any] | None
+    """the same apart: `kind` (sample-bound, train-bound, communication-bound or balanced), `text`
+    and `advice`, a list; None where no time was spent"""
     params_sha256: str
     stop_reason: str
     resumed: str | None = None

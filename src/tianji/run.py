@@ -20,6 +20,7 @@ from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_con
 from tianji.engines.engine import Engine, Evaluated, Event, Faulted, HostFailed, NoAnswer
 from tianji.engines.parts import advance, has_store, of_group, part_name, updates_of
 from tianji.engines.server import ForkServer
+from tianji.engines.spent import WINDOW
 from tianji.errors import Failure, Refusal
 from tianji.fault import Budget, Fault
 from tianji.folder import (
@@ -40,7 +41,7 @@ from tianji.role import State
 from tianji.signals import Signals
 from tianji.tally import Tally
 from tianji.trigger import Counts
-from tianji.verdict import verdict
+from tianji.verdict import Verdict, judge
 from tianji.view.status import SilentView, View
 from tianji.watch import Watch, limits
 
@@ -405,7 +406,7 @@ class _Run:
                 self._note(event)
             if self._start_s == 0.0 and engine.started:
                 self._start_s = self._age()
-            recorder.tick(engine.shares)
+            recorder.tick(engine.shares, lambda: self._judge(WINDOW))
             evaluates = engine.evaluating and self._signal is None
             if self._signal is not None or (self._stop is not None and not evaluates):
                 hopeful = engine.settle()
@@ -417,6 +418,10 @@ class _Run:
                 self._save_due = False
                 self._save()
                 engine.go_on()
+
+    def _judge(self, seconds: float) -> Verdict | None:
+        """What held the run up in the last so many seconds."""
+        return judge(*self._engine.load(seconds))
 
     def _can_save(self) -> bool:
         engine = self._engine
@@ -500,6 +505,7 @@ class _Run:
     def _result(self, status: str, reason: str) -> Result:
         summary = self._recorder.summary()
         spent = self._engine.time()
+        self._recorder.verdict = told = self._judge(math.inf)
         notes = {"rows_lost": summary["rows_lost"]} if "rows_lost" in summary else {}
         if self._unsaved:
             notes["checkpoints_not_saved"] = self._unsaved
@@ -521,7 +527,8 @@ class _Run:
             staleness=summary["staleness"],
             filtered=summary["filtered"],
             time=spent,
-            verdict=verdict(spent),
+            verdict="" if told is None else told.line,
+            bottleneck=None if told is None else told.tree(),
             params_sha256=self._engine.networks_sha256(),
             stop_reason=reason,
             resumed=self._resumed,

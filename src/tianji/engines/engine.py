@@ -12,6 +12,7 @@ from tianji.fault import Fault
 from tianji.role import State
 from tianji.tally import Tally
 from tianji.types import Array, Report
+from tianji.verdict import Setting, Time
 from tianji.watch import Due
 
 
@@ -120,8 +121,11 @@ class Engine(Protocol):
         as was heard."""
 
     def shares(self) -> dict[str, float]:
-        """Where the time since the last call went, by "role/kind": shares of each host's time, or
-        of all the time where one host has all roles."""
+        """Where the time went lately, by "role/kind": shares of each host's time, or of all the
+        time where one host has all roles."""
+
+    def load(self, seconds: float) -> tuple[Time, Setting]:
+        """What a verdict on the last so many seconds is made of; inf: on the whole run."""
 
     def time(self) -> dict[str, dict[str, float]]:
         """Where the time of the whole run went: for each kind of host, shares that add up to 1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import select
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from tianji.engines import wire
 from tianji.engines.server import ForkServer
+from tianji.engines.spent import Spent
 from tianji.fault import Fault
 from tianji.folder import HOSTS
 from tianji.machine import oom_kills, process_rss, process_started
@@ -69,8 +71,10 @@ class Host:
     """what is known of its failure, before it is seen to be dead"""
     expected: bool = False
     """did it end by its own word, for a reason that would come again?"""
-    seconds_before: dict[str, float] = field(default_factory=dict)
-    elapsed_before: float = 0.0
+    spent: Spent = field(default_factory=Spent)
+    """where its time went, as far as it has told"""
+    went: float = math.inf
+    """when it was last told to go on, by the clock"""
 
     @property
     def role(self) -> str:
@@ -79,6 +83,12 @@ class Host:
     @property
     def kind(self) -> str:
         return kind_of(self.role)
+
+    def silent(self, now: float) -> float:
+        """Seconds since it said how it is, while it works: it is in the middle of one step."""
+        if self.resting or not self.alive or not self.ready:
+            return 0.0
+        return max(0.0, now - max(self.spent.last.at, self.went))
 
     @property
     def leads(self) -> bool:

@@ -14,19 +14,22 @@ import numpy as np
 
 from tianji.build import Topology, topologies
 from tianji.config import Config
-from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated, shares_of
+from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated
 from tianji.engines.hosts import Died, Heard, Host, Hosts
 from tianji.engines.parts import gather, join_groups, of_group, scatter
 from tianji.engines.server import ForkServer
+from tianji.engines.spent import LATELY, Told
 from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure, Refusal
 from tianji.fault import parse
+from tianji.folder import read_plan
 from tianji.machine import cores
 from tianji.plan import placements
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
 from tianji.types import EPISODE, PRODUCED, SEQ
+from tianji.verdict import Setting, Time, producing, scaling_of
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -37,6 +40,8 @@ ANSWER = 60.0
 """seconds in which a host at rest must answer"""
 PAUSE = 1.0
 """seconds in which the other hosts must, or be done without"""
+SILENT = 2.0
+"""seconds after which a host that says nothing is known to be in the middle of one long step"""
 CAUSE = 0.3
 """seconds after the first sign of trouble in which its cause may still come to light"""
 COUNTED = ("version", "produced", "received", "consumed", "filtered")
@@ -68,6 +73,8 @@ class LocalEngine:
         """updates made and steps received when versions were shown to the evaluator, which has not
         played yet"""
         self._sha256 = ""
+        self._scaling: Mapping[int, float] = {}
+        """updates per second of a learner by its cores, where the run's plan has measured them"""
         self._watch: Watch | None = None
         try:
             self._groups = topologies(config)
@@ -112,6 +119,7 @@ class LocalEngine:
     def start(self, folder: Path) -> None:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
+        self._scaling = scaling_of(read_plan(folder))
         scale, mine = self._config.scale, sorted(os.sched_getaffinity(0))
         names = [name for group in self._groups for name in group.hosts]
         placed = placements(names, mine, scale.cores, scale.pin, scale.env_threads)
@@ -208,29 +216,64 @@ class LocalEngine:
 
     def shares(self) -> dict[str, float]:
         """Actors share one account: the mean of theirs."""
-        kinds: dict[str, list[dict[str, float]]] = {}
-        for host in self._all():
-            seconds, before = host.status.get("seconds", {}), host.seconds_before
-            elapsed, since = host.status.get("elapsed", 0.0), host.elapsed_before
-            if elapsed > since:
-                host.seconds_before, host.elapsed_before = seconds, elapsed
-                spent = {key: value - before.get(key, 0.0) for key, value in seconds.items()}
-                shares = shares_of(spent, elapsed - since)
-                kinds.setdefault(host.kind, []).append(shares)
+        kinds = self._spent(LATELY)
         return {key: value for found in kinds.values() for key, value in _mean(found).items()}
+
+    def load(self, seconds: float) -> tuple[Time, Setting]:
+        scale, relax, now = self._config.scale, self.topology.relax, time.monotonic()
+        found = {
+            kind: [_kinds(kind, s) for s in each] for kind, each in self._spent(seconds).items()
+        }
+        places, crowd = self._crowd(seconds)
+        silent = {h.role: h.silent(now) for h in self._loop_hosts() if h.silent(now) > SILENT}
+        setting = Setting(
+            actors=scale.actors * scale.groups,
+            cores=scale.cores,
+            available=cores(),
+            places=len(places),
+            crowd=crowd,
+            turns=relax.lead == 0,
+            ordered=relax.late == "wait",
+            busiest=max((producing(kinds) for kinds in found.get("actor", [])), default=0.0),
+            scaling=self._scaling,
+            silent=silent,
+        )
+        return {kind: _mean(each) for kind, each in found.items()}, setting
+
+    def _spent(self, seconds: float) -> dict[str, list[dict[str, float]]]:
+        """Shares of its time of each host, by its kind. One that has said nothing for long is in
+        the middle of a step: so it was all that while."""
+        kinds: dict[str, list[dict[str, float]]] = {}
+        now = time.monotonic()
+        for host in self._all():
+            shares, silent = host.spent.shares(seconds), host.silent(now)
+            if silent > SILENT:
+                whole = max(host.spent.last.elapsed, LATELY) if math.isinf(seconds) else seconds
+                part = min(1.0, silent / (whole + silent if math.isinf(seconds) else whole))
+                shares = {key: (1.0 - part) * share for key, share in shares.items()}
+                shares[f"{host.kind}/silent"] = part
+            if shares:
+                kinds.setdefault(host.kind, []).append(shares)
+        return kinds
+
+    def _crowd(self, seconds: float) -> tuple[set[int], float]:
+        """The cores that actors may run on, and the share of them that hosts use."""
+        mine = set(os.sched_getaffinity(0))
+        actors = [host for host in self._all() if host.kind == "actor"]
+        places = {core for host in actors for core in host.placement.cores or mine} or mine
+        used = math.fsum(
+            host.spent.cpu(seconds)
+            for host in self._all()
+            if not places.isdisjoint(host.placement.cores or mine)
+        )
+        return places, used / len(places)
 
     def counts(self) -> list[dict[str, int]]:
         return [dict(counts) for counts in self._counts]
 
     def time(self) -> dict[str, dict[str, float]]:
-        kinds: dict[str, list[dict[str, float]]] = {}
-        for host in self._all():
-            if seconds := host.status.get("seconds"):
-                shares = shares_of(seconds, host.status["elapsed"])
-                if host.kind != "worker":  # which has several roles
-                    shares = {key.partition("/")[2]: value for key, value in shares.items()}
-                kinds.setdefault(host.kind, []).append(shares)
-        return {kind: _mean(found) for kind, found in kinds.items()}
+        found = self._spent(math.inf)
+        return {kind: _mean([_kinds(kind, s) for s in each]) for kind, each in found.items()}
 
     def close(self) -> None:
         if self._hosts is not None:
@@ -332,8 +375,11 @@ class LocalEngine:
         self._goes += 1
         for host in self._all():
             if host.role not in self._due:
-                host.resting = False
-                self._send(host.role, "go", {"elapsed": elapsed})
+                self._go_host(host, elapsed)
+
+    def _go_host(self, host: Host, elapsed: float) -> None:
+        host.resting, host.went = False, time.monotonic()
+        self._send(host.role, "go", {"elapsed": elapsed})
 
     def _send(self, role: str, kind: str, content: State) -> None:
         assert self._hosts is not None
@@ -398,6 +444,8 @@ class LocalEngine:
 
     def _note_status(self, host: Host, status: State) -> None:
         host.status = status
+        told = status["elapsed"], status["seconds"], status["cpu"]
+        host.spent.note(Told(time.monotonic(), *told))
         produced = status.get("produced", 0)
         if host.kind in ("actor", "worker"):
             now, (before, count) = time.monotonic(), host.counted
@@ -483,9 +531,8 @@ class LocalEngine:
         self._send(host.role, "follow", content)
         if host.group in self._rests and host.kind == "actor":
             return  # the others rest, and it goes on with them
-        host.resting = False
         assert self._watch is not None
-        self._send(host.role, "go", {"elapsed": self._watch.seconds})
+        self._go_host(host, self._watch.seconds)
 
     def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
         end = time.monotonic() + seconds
@@ -582,6 +629,13 @@ class LocalEngine:
         counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
         none = {"lanes": None, "store": None, "episodes": np.empty(0, EPISODE)}
         return state | counts | none | {"produced": produced, "seqs": [0] * len(actors)}
+
+
+def _kinds(kind: str, shares: Mapping[str, float]) -> dict[str, float]:
+    """Shares by kind of work alone, but of a worker, which has several roles."""
+    if kind == "worker":
+        return dict(shares)
+    return {key.partition("/")[2]: share for key, share in shares.items()}
 
 
 def _mean(found: list[dict[str, float]]) -> dict[str, float]:

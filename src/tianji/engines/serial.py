@@ -15,11 +15,14 @@ from tianji.config import Config
 from tianji.driver import Serial
 from tianji.engines.engine import Evaluated, Event, Faulted, Updated, shares_of
 from tianji.engines.parts import gather, scatter
+from tianji.engines.spent import LATELY, Spent, Told
 from tianji.evaluator import EVALUATED, Evaluator
 from tianji.folder import skipped
 from tianji.learner import UPDATE
+from tianji.machine import cores
 from tianji.role import State
 from tianji.types import sha256
+from tianji.verdict import Setting, Time
 from tianji.watch import Watch
 
 TURN = 0.02
@@ -40,8 +43,8 @@ class SerialEngine:
         self.topology: Topology = self._built.topology
         self.evaluating = False
         self.started = False
-        self._shares_before: dict[str, float] = {}
-        self._shares_since = 0.0
+        self._spent = Spent()
+        self._actors = config.scale.actors
 
     @property
     def version(self) -> int:
@@ -145,10 +148,17 @@ class SerialEngine:
         ]
 
     def shares(self) -> dict[str, float]:
-        seconds, before = dict(self._driver.seconds), self._shares_before
-        elapsed, since = self._driver.elapsed, self._shares_since
-        self._shares_before, self._shares_since = seconds, elapsed
-        return shares_of({k: v - before.get(k, 0.0) for k, v in seconds.items()}, elapsed - since)
+        self._look()
+        return self._spent.shares(LATELY)
+
+    def load(self, seconds: float) -> tuple[Time, Setting]:
+        self._look()
+        setting = Setting(actors=self._actors, available=cores(), turns=True)
+        return {"serial": self._spent.shares(seconds)}, setting
+
+    def _look(self) -> None:
+        driver = self._driver
+        self._spent.note(Told(driver.now, driver.elapsed, dict(driver.seconds), 0.0))
 
     def time(self) -> dict[str, dict[str, float]]:
         return {"serial": shares_of(self._driver.seconds, self._driver.elapsed)}
