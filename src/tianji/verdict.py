@@ -342,4 +342,4 @@ def _percent(share: float) -> str:
 
 def _more(gain: float) -> str:
     """Rounded down: nothing is promised that the model does not give."""
-    return f"+{math.floor(100 * gain)} %"
+    return f"+{math.floor(100 * gain + 1e-6)} %"
