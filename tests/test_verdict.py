@@ -22,9 +22,9 @@ from tianji.verdict import (
     Flow,
     Setting,
     Verdict,
+    busy,
     by_role,
     judge,
-    producing,
     scaling_of,
 )
 
@@ -134,7 +134,8 @@ def test_pauses_are_nobodys_fault():
         kinds["wait_checkpoint"] = 5.0
     time["actor"]["wait_turn"] = 2.0
     assert judge(time).kind == BALANCED
-    assert producing(time["actor"]) == 1.0
+    assert busy("actor", time["actor"]) == 1.0
+    assert busy("actor", {"wait_turn": 1.0}) is None
 
 
 def test_in_one_process_the_largest_parts_are_named_and_whether_another_would_help():

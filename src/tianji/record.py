@@ -16,6 +16,7 @@ import numpy as np
 from tianji.fault import Fault
 from tianji.folder import FAULTS
 from tianji.histogram import Histogram
+from tianji.rebalance import Change
 from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
 from tianji.tally import Tally, only_counts
@@ -78,6 +79,10 @@ class Recorder:
         self._curve = Curve()
         self._recent, self._whole = Tally(), Histogram()
         self._util: Util = {}
+        self.active: int | None = None
+        """actors that are active; None where that does not change"""
+        self.rebalanced: list[dict[str, Any]] = []
+        """each change of that number: when, from what to what, and why"""
         self.verdict: Verdict | None = None
         """what holds the run up, as of the last tick"""
         self.faults: Counter[str] = Counter()
@@ -157,6 +162,15 @@ class Recorder:
             said += f", {win_rate:.0%} won"
         self._write(steps, version, row)
         self.event(f"evaluated version {version} at {human(steps)} steps: {said}")
+
+    def rebalance(self, change: Change, group: str, active: int | None) -> None:
+        """Another number of actors is active."""
+        self.active = active
+        when = {"wall_s": round(self.elapsed, 3), "steps": self.steps}
+        whose = {"group": group} if group else {}
+        about = {"from": change.before, "to": change.after, "why": change.why}
+        self.rebalanced.append(when | whose | about)
+        self.event(f"{group}: {change}" if group else str(change))
 
     def event(self, text: str) -> None:
         """A line to the log and the view."""
@@ -259,6 +273,7 @@ class Recorder:
             "filtered": last.filtered,
             "faults": dict(self.faults),
             "staleness": self._whole.plus(self._recent.staleness).state(),
+            "rebalanced": list(self.rebalanced),
         }
 
     def load_state(self, state: State) -> None:
@@ -268,6 +283,7 @@ class Recorder:
         self._last = only_counts(*counts)
         self.rows_lost = state["rows_lost"]
         self.faults = Counter(state["faults"])
+        self.rebalanced = list(state.get("rebalanced", []))
         self._episodes.load_state(state)
         self._return_first, self._return_best = state["return_first"], state["return_best"]
         self._curve = Curve([(x, y) for x, y in state["curve"].tolist()])
@@ -351,6 +367,8 @@ class Recorder:
         row |= {f"train/{name}": total / recent.uses[name] for name, total in recent.sums.items()}
         row |= {f"faults/{name}": count for name, count in self.faults.items() if count}
         row |= {f"util/{name}": share for name, share in self._util.items()}
+        if self.active is not None:
+            row["scale/active_actors"] = self.active
         if self.verdict is not None:
             row |= self.verdict.metrics(self._recent_rates(now)._asdict())
         self._write(last.received, last.version, row)

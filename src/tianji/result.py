@@ -42,6 +42,9 @@ class Result:
     bottleneck: Mapping[str, Any] | None
     """the same apart: `kind` (sample-bound, train-bound, communication-bound or balanced), `text`
     and `advice`, a list; None where no time was spent"""
+    rebalance: Mapping[str, Any] | None
+    """with scale.rebalance: how many actors are `active` at the end, and the `changes` of that
+    number, each with `wall_s`, `steps`, `from`, `to` and `why`"""
     params_sha256: str
     stop_reason: str
     resumed: str | None = None

@@ -17,7 +17,15 @@ from typing import Any
 
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_config
-from tianji.engines.engine import Engine, Evaluated, Event, Faulted, HostFailed, NoAnswer
+from tianji.engines.engine import (
+    Engine,
+    Evaluated,
+    Event,
+    Faulted,
+    HostFailed,
+    NoAnswer,
+    Rebalanced,
+)
 from tianji.engines.parts import advance, has_store, of_group, part_name, updates_of
 from tianji.engines.server import ForkServer
 from tianji.engines.spent import WINDOW
@@ -327,6 +335,7 @@ class _Run:
 
     def _begin(self) -> None:
         self._engine.begin(self._restored)
+        self._recorder.active = self._engine.active
         self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
@@ -373,6 +382,7 @@ class _Run:
         self._lost += lost
         parts["run"]["recorder"] = self._recorder.state()
         self._engine.begin(parts)
+        self._recorder.active = self._engine.active
         self._save_due = False
         self._recorder.fault(
             dataclasses.replace(
@@ -441,6 +451,9 @@ class _Run:
             self._recorder.evaluation(event.steps, event.version, event.episodes)
             self._evaluated = float(event.episodes["return"].mean())
             return
+        if isinstance(event, Rebalanced):
+            self._recorder.rebalance(event.change, event.group, self._engine.active)
+            return
         if isinstance(event, Faulted):
             self._recorder.fault(event.fault)
             if event.fault.kind == "env" and not self._env_restarts.spend():
@@ -506,6 +519,7 @@ class _Run:
         summary = self._recorder.summary()
         spent = self._engine.time()
         self._recorder.verdict = told = self._judge(math.inf)
+        active, changes = self._engine.active, self._recorder.rebalanced
         notes = {"rows_lost": summary["rows_lost"]} if "rows_lost" in summary else {}
         if self._unsaved:
             notes["checkpoints_not_saved"] = self._unsaved
@@ -529,6 +543,7 @@ class _Run:
             time=spent,
             verdict="" if told is None else told.line,
             bottleneck=None if told is None else told.tree(),
+            rebalance=None if active is None else {"active": active, "changes": changes},
             params_sha256=self._engine.networks_sha256(),
             stop_reason=reason,
             resumed=self._resumed,

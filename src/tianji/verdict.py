@@ -184,10 +184,14 @@ def _waits(kinds: Mapping[str, float]) -> float:
     return min(1.0, sum(share for kind, share in kinds.items() if kind.startswith("wait_")))
 
 
-def producing(kinds: Mapping[str, float]) -> float:
-    """Share of its time in which an actor produces: to be answered by a server is a part of it."""
+def busy(kind: str, kinds: Mapping[str, float]) -> float | None:
+    """Share of its time in which a host of a kind is busy; None where it spent none, but in pauses.
+    To be answered by a server is a part of producing, to wait for other groups one of learning."""
     shares = _normal(kinds)
-    return 1.0 - _waits(shares) + shares.get("wait_server", 0.0) if shares else 0.0
+    if not shares:
+        return None
+    own = {"actor": "wait_server", "learner": "wait_group"}.get(kind, "")
+    return 1.0 - _waits(shares) + shares.get(own, 0.0)
 
 
 def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdict:
@@ -195,7 +199,7 @@ def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdi
     work = {role: 1.0 - _waits(kinds) for role, kinds in shares.items()}
     actor, learner = shares["actor"], shares["learner"]
     on_server, on_groups = actor.get("wait_server", 0.0), learner.get("wait_group", 0.0)
-    mean = producing(actor)
+    mean = work["actor"] + on_server
     busiest = min(1.0, max(mean, setting.busiest)) if setting.ordered else mean
     flow = Flow(
         actors=max(LEAST, busiest),

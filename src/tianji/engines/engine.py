@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from tianji.build import Topology
 from tianji.errors import Failure
 from tianji.fault import Fault
+from tianji.rebalance import Change
 from tianji.role import State
 from tianji.tally import Tally
 from tianji.types import Array, Report
@@ -39,7 +40,15 @@ class Faulted(NamedTuple):
     fault: Fault
 
 
-Event = Updated | Evaluated | Faulted
+class Rebalanced(NamedTuple):
+    """Another number of actors is active."""
+
+    change: Change
+    group: str
+    """whose actors they are, "" where there is one group"""
+
+
+Event = Updated | Evaluated | Faulted | Rebalanced
 
 
 class NoAnswer(Failure):
@@ -74,6 +83,10 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """Updates that were heard of."""
+
+    @property
+    def active(self) -> int | None:
+        """Actors that are active, of all groups; None where all are and will be."""
 
     @property
     def evaluating(self) -> bool:

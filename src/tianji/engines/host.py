@@ -216,6 +216,11 @@ class Host:
                 self._show()
             case "state":
                 self._say("state", self._state() | content)
+            case "active":
+                if self._buffer is not None:
+                    self._buffer.activate(content["actors"])
+                if self._actor is not None:
+                    self._actor.active = self._actor.index in content["actors"]
             case "renew":
                 self._renew(content, message.fds)
             case "follow":

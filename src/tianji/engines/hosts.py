@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tianji.actor import INACTIVE
 from tianji.engines import wire
 from tianji.engines.server import ForkServer
 from tianji.engines.spent import Spent
@@ -29,6 +30,8 @@ GRACE = 2.0
 """seconds that hosts have to end before they are killed"""
 DUMP = 0.3
 """seconds that a host which hangs has to write its stack down"""
+SILENT = 2.0
+"""seconds after which a host that says nothing is known to be in the middle of one long step"""
 TABLE = 1.0
 """seconds between two tables for `tianji ps`"""
 
@@ -267,7 +270,7 @@ class Hosts:
                     "life": host.life,
                     "cores": list(host.placement.cores),
                     "threads": host.placement.threads,
-                    "state": host.status.get("state", "starts") if host.alive else "dead",
+                    "state": _state(host),
                     "steps_per_s": round(host.rate, 1) if acts else None,
                     "version": host.status.get("version"),
                 }
@@ -402,6 +405,14 @@ class Hosts:
             if host.alive:
                 _kill_group(host.pid)
         host.line.close()
+
+
+def _state(host: Host) -> str:
+    """How it is, in a word or two."""
+    if not host.alive:
+        return "dead"
+    state: str = host.status.get("state", "starts")
+    return "inactive" if state == f"waits for {INACTIVE.waits}" else state
 
 
 def _kill_group(pid: int) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tianji.actor import INACTIVE
 from tianji.build import Topology, topologies
 from tianji.config import Config
+from tianji.engines.changing import Changing
 from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated
-from tianji.engines.hosts import Died, Heard, Host, Hosts
+from tianji.engines.hosts import SILENT, Died, Heard, Host, Hosts
 from tianji.engines.parts import gather, join_groups, of_group, scatter
 from tianji.engines.server import ForkServer
 from tianji.engines.spent import LATELY, Told
@@ -25,11 +27,12 @@ from tianji.fault import parse
 from tianji.folder import read_plan
 from tianji.machine import cores
 from tianji.plan import placements
+from tianji.rebalance import Rebalancer, first_of
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
 from tianji.types import EPISODE, PRODUCED, SEQ
-from tianji.verdict import Setting, Time, producing, scaling_of
+from tianji.verdict import Setting, Time, busy, scaling_of
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -40,8 +43,6 @@ ANSWER = 60.0
 """seconds in which a host at rest must answer"""
 PAUSE = 1.0
 """seconds in which the other hosts must, or be done without"""
-SILENT = 2.0
-"""seconds after which a host that says nothing is known to be in the middle of one long step"""
 CAUSE = 0.3
 """seconds after the first sign of trouble in which its cause may still come to light"""
 COUNTED = ("version", "produced", "received", "consumed", "filtered")
@@ -72,6 +73,8 @@ class LocalEngine:
         self._shown: dict[int, tuple[int, int]] = {}
         """updates made and steps received when versions were shown to the evaluator, which has not
         played yet"""
+        self._changing: list[Changing] = []
+        """who decides how many actors are active, of each group"""
         self._sha256 = ""
         self._scaling: Mapping[int, float] = {}
         """updates per second of a learner by its cores, where the run's plan has measured them"""
@@ -90,6 +93,10 @@ class LocalEngine:
     @property
     def version(self) -> int:
         return sum(counts["version"] for counts in self._counts)
+
+    @property
+    def active(self) -> int | None:
+        return sum(changing.active for changing in self._changing) if self._changing else None
 
     @property
     def evaluating(self) -> bool:
@@ -148,6 +155,8 @@ class LocalEngine:
             if self.topology.shared is not None:
                 # Once the first group's learner answers, it has laid out what others go on from.
                 self._ask([h for h in self._leaders() if h.group == 0], ANSWER)
+        for group in self._groups:
+            self._begin_active(group, {} if parts is None else of_group(parts, group.spec.group))
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -155,10 +164,27 @@ class LocalEngine:
         self._supervisor.going = True
         self._go(elapsed)
 
+    def _begin_active(self, group: Topology, parts: Mapping[str, State]) -> None:
+        """Let as many actors be active as there were, as a plan says, or all."""
+        most = group.spec.actors
+        if self._config.scale.rebalance:
+            saved = parts["run"]["buffer"].get("active") if parts else None
+            active = len(saved) if saved else first_of(read_plan(self._folder), most)
+            assert self._hosts is not None
+            changing = Changing(group, self._hosts, Rebalancer(most, active), self._crowd)
+            self._changing.append(changing)
+            changing.apply()
+        elif parts and group.relax.hosts == "apart" and group.relax.lead > 0:
+            everyone = list(range(most))  # some may have rested when it was saved
+            self._send(group.holder(group.lanes[0].name, "receive"), "active", {"actors": everyone})
+
     def turn(self) -> list[Event]:
         self._poll(TURN)
         self._answer_deaths()
         self._judge_clock()
+        for changing in self._changing:
+            if (change := changing.look(self._counts)) is not None:
+                self._events.append(change)
         assert self._hosts is not None
         assert self._supervisor is not None
         self._supervisor.look()
@@ -226,15 +252,18 @@ class LocalEngine:
         }
         places, crowd = self._crowd(seconds)
         silent = {h.role: h.silent(now) for h in self._loop_hosts() if h.silent(now) > SILENT}
+        away = sum(kinds.get(f"wait_{INACTIVE.waits}", 0.0) for kinds in found.get("actor", []))
         setting = Setting(
-            actors=scale.actors * scale.groups,
+            actors=max(1, round(scale.actors * scale.groups - away)),
             cores=scale.cores,
             available=cores(),
             places=len(places),
             crowd=crowd,
             turns=relax.lead == 0,
             ordered=relax.late == "wait",
-            busiest=max((producing(kinds) for kinds in found.get("actor", [])), default=0.0),
+            busiest=max(
+                (busy("actor", kinds) or 0.0 for kinds in found.get("actor", [])), default=0
+            ),
             scaling=self._scaling,
             silent=silent,
         )
@@ -529,6 +558,8 @@ class LocalEngine:
             return
         host.counted = 0.0, 0
         self._send(host.role, "follow", content)
+        for changing in self._changing:
+            changing.tell(host)
         if host.group in self._rests and host.kind == "actor":
             return  # the others rest, and it goes on with them
         assert self._watch is not None

@@ -34,6 +34,7 @@ class SerialEngine:
 
     beside = False
     stuck = False
+    active = None
 
     def __init__(self, config: Config) -> None:
         self._built = build(config)
@@ -65,6 +66,7 @@ class SerialEngine:
         states = scatter(parts, self.topology, self.topology.memory(self._built.transport))
         for role in built.roles:
             role.load_state(states[role.name])
+        built.buffer.active = frozenset(range(self._actors))  # with processes, some may have rested
         self._driver.at = parts["run"]["at"]
         self._watch.load_state(parts["run"]["recorder"])
 

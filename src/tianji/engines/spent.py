@@ -13,6 +13,8 @@ LATELY = 1.0
 """seconds over which shares of time are shown and written down"""
 WINDOW = 5.0
 """seconds over which a run is judged, so that several updates fall into them"""
+LONGEST = 30.0
+"""seconds of which a host's words are kept"""
 
 
 class Told(NamedTuple):
@@ -39,7 +41,7 @@ class Spent:
 
     def note(self, told: Told) -> None:
         self._told.append(told)
-        while len(self._told) > 2 and self._told[1].at <= told.at - WINDOW:
+        while len(self._told) > 2 and self._told[1].at <= told.at - LONGEST:
             self._told.popleft()
 
     def shares(self, seconds: float) -> dict[str, float]:
