@@ -20,7 +20,8 @@ EVEN = 0.87
 IDLE = 0.6
 """share of its time below which the busiest role is not what the others wait for"""
 EFFICIENCY = 0.88
-"""of its slower side, what a run in processes comes to at least, as measured; docs/processes.md"""
+"""of its slower side's rate, what a run in processes comes to at least: the least that
+benchmarks/pipeline.py has seen, rounded"""
 LEAST = 1e-4
 """share of its time that a role is busy at least, so that nothing is divided by 0"""
 CROWDED = 0.95
