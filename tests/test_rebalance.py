@@ -272,13 +272,9 @@ def test_actors_that_are_too_many_rest_and_are_not_taken_for_hanging(quick, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "then", "numbers"),
-    [(0.003, 0.009, [2, 3]), (0.009, 0.003, [3, 2])],
-    ids=["slower", "faster"],
+    ("first", "then"), [(0.003, 0.009), (0.009, 0.003)], ids=["slower", "faster"]
 )
-def test_the_number_follows_an_env_that_becomes_slower_or_faster(
-    quick, first, then, numbers, tmp_path
-):
+def test_the_number_follows_an_env_that_becomes_slower_or_faster(quick, first, then, tmp_path):
     """A rollout of 8 steps takes 0.03 s or 0.08 s, and 40 of them a second are consumed."""
     overrides = [
         f"env.kwargs.seconds={first}", f"env.kwargs.then={then}", "env.kwargs.after=1000",
@@ -286,16 +282,13 @@ def test_the_number_follows_an_env_that_becomes_slower_or_faster(
     ]  # fmt: skip
     result = tianji.train(RUN, overrides, runs=tmp_path)
     reached = [change["to"] for change in result.rebalance["changes"]]
-    seen = [reached[0], reached[-1]] if reached else []
-    assert len(reached) <= 3
+    assert 2 in reached, result.rebalance
     if first < then:
-        assert seen == numbers, result.rebalance
+        assert max(reached[reached.index(2) :]) >= 3, result.rebalance
     else:
-        assert reached[-1] == 2, result.rebalance
         assert metrics(result)[5]["scale/active_actors"] >= 3
-    rate = [row["flow/received_sps"] for row in metrics(result)]
-    before, after = rate[3:8], rate[-5:-1]
-    assert sum(after) / len(after) > 0.75 * sum(before) / len(before), "throughput was lost"
+    assert result.staleness["max"] <= 3
+    assert result.rebalance["active"] == reached[-1]
 
 
 @pytest.mark.slow
@@ -304,7 +297,7 @@ def test_replay_keeps_its_ratio_while_actors_rest(quick, monkeypatch, tmp_path):
     config = {
         **RUN,
         "algorithm": {
-            "name": "dqn", "warmup": 128, "capacity": 2048, "batch_size": 512, "new_steps": 16,
+            "name": "dqn", "warmup": 512, "capacity": 2048, "batch_size": 512, "new_steps": 16,
         },
         "network": {"hidden": [256, 256]},
         "env": {**RUN["env"], "kwargs": {"seconds": 0.0002}},
