@@ -26,10 +26,11 @@ class Sleeper(Identity):
 
 
 class Slow:
-    """Anything, with one method that takes longer."""
+    """Anything, with one method that takes longer, and after so many calls `then` longer."""
 
-    def __init__(self, inner, method, seconds):
+    def __init__(self, inner, method, seconds, after=10**9, then=0.0):
         self._inner, self._method, self._seconds = inner, method, seconds
+        self._after, self._then, self._calls = after, then, 0
 
     def __getattr__(self, name):
         found = getattr(self._inner, name)
@@ -37,7 +38,8 @@ class Slow:
             return found
 
         def slowly(*arguments):
-            time.sleep(self._seconds)
+            self._calls += 1
+            time.sleep(self._seconds if self._calls <= self._after else self._then)
             return found(*arguments)
 
         return slowly
@@ -52,10 +54,15 @@ class Planted(PPO):
 
     update_s: float = 0.0
     receive_s: float = 0.0
+    after: int = 10**9
+    """updates, after which they take `then_s` instead"""
+    then_s: float = 0.0
 
     def trainer(self, spec):
         trainer = super().trainer(spec)
-        return Slow(trainer, "finish", self.update_s) if self.update_s else trainer
+        if not self.update_s:
+            return trainer
+        return Slow(trainer, "finish", self.update_s, self.after, self.then_s)
 
     def store(self, spec, lanes):
         store = super().store(spec, lanes)

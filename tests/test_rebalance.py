@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -289,6 +291,40 @@ def test_the_number_follows_an_env_that_becomes_slower_or_faster(quick, first, t
         assert metrics(result)[5]["scale/active_actors"] >= 3
     assert result.staleness["max"] <= 3
     assert result.rebalance["active"] == reached[-1]
+
+
+@pytest.mark.slow
+def test_the_number_follows_a_learner_that_becomes_slower(quick, tmp_path):
+    """At first four actors cannot make what 25 updates a second consume; two can make what 3 do."""
+    overrides = [
+        "env.kwargs.seconds=0.009", "algorithm.update_s=0.04", "algorithm.after=100",
+        "algorithm.then_s=0.3", "stop.seconds=25",
+    ]  # fmt: skip
+    result = tianji.train(RUN, overrides, runs=tmp_path)
+    assert result.rebalance["active"] <= 2, result.rebalance
+    first = result.rebalance["changes"][0]
+    assert first["from"] == 4
+    assert first["steps"] > 100 * 4 * 16 * 0.9, "while the learner was quick, all were needed"
+
+
+@pytest.mark.slow
+def test_an_inactive_actor_that_dies_is_begun_anew_and_stays_inactive(quick, tmp_path):
+    class Killing(Looking):
+        killed = ""
+
+        def show(self, status):
+            super().show(status)
+            table = json.loads(Path(self.folder, "hosts.json").read_text())["hosts"]
+            for row in table:
+                if row["state"] == "inactive" and not self.killed:
+                    self.killed = row["role"]
+                    os.kill(row["pid"], signal.SIGKILL)
+
+    view = Killing()
+    result = tianji.train(RUN, ["stop.seconds=14"], runs=tmp_path, view=view)
+    assert result.notes["restarts"] == 1
+    assert result.rebalance["active"] == 2
+    assert view.tables[-1][view.killed] == "inactive"
 
 
 @pytest.mark.slow

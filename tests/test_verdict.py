@@ -76,6 +76,13 @@ def test_what_is_not_measured_is_not_advised():
     assert judge(of(0.3, 0.04), Setting(actors=1, cores=2, scaling={1: 9.0, 2: 18.0})).advice == ()
 
 
+def test_where_nobody_is_busy_no_faster_side_is_advised():
+    scaling = {1: 100.0, 2: 190.0}
+    found = judge(of(0.6, 0.5), Setting(actors=2, scaling=scaling))
+    assert (found.kind, found.advice) == (COMMUNICATION, ())
+    assert judge(of(0.6, 0.3), Setting(actors=2, scaling=scaling)).advice != ()
+
+
 def test_more_actors_help_as_far_as_the_learner_can_follow():
     """The learner is busy for half of its time, so that twice as much can pass."""
     assert judge(of(0.0, 0.5), Setting(actors=2)).advice == ("2 more actors = +100 %",)

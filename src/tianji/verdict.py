@@ -201,7 +201,8 @@ def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdi
     actor, learner = shares["actor"], shares["learner"]
     on_server, on_groups = actor.get("wait_server", 0.0), learner.get("wait_group", 0.0)
     mean = work["actor"] + on_server
-    busiest = min(1.0, max(mean, setting.busiest)) if setting.ordered else mean
+    held_up = setting.ordered and setting.busiest > mean / EVEN
+    busiest = min(1.0, setting.busiest) if held_up else mean
     flow = Flow(
         actors=max(LEAST, busiest),
         learner=max(LEAST, work["learner"] + on_groups),
@@ -230,7 +231,7 @@ def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdi
     elif kind == SAMPLE and on_server > 0.5 * (1.0 - work["actor"]):
         served = f"server {_percent(work['server'])} busy; " if "server" in work else ""
         text = f"{served}actors blocked {_percent(on_server)} on server"
-    elif kind == SAMPLE and busiest > mean / EVEN:
+    elif kind == SAMPLE and held_up:
         text = f"one actor {_percent(busiest)} busy, {_percent(mean)} in the mean: all wait for it"
     elif kind == SAMPLE:
         blocked = _percent(1.0 - work["learner"])
@@ -270,6 +271,8 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
     fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / N) > -HARMLESS), 0)
     if fewer:
         yield f"{fewer} fewer actor{'s cost' if fewer > 1 else ' costs'} nothing"
+    if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:
+        return  # no side is what the others wait for, so that a faster one might bring nothing
     now, more = (setting.scaling.get(setting.cores + i) for i in (0, 1))
     if now and more and (gain := flow.gain(learner=more / now)) > GAIN:
         yield f"1 more learner core = {_more(gain)}"
