@@ -85,6 +85,8 @@ class Recorder:
         """each change of that number: when, from what to what, and why"""
         self.verdict: Verdict | None = None
         """what holds the run up, as of the last tick"""
+        self.conclusion: Verdict | None = None
+        """what held the whole run up, once it has ended"""
         self.faults: Counter[str] = Counter()
         """how often something went wrong, by what was done about it"""
         self._traced: set[str] = set()
@@ -206,8 +208,10 @@ class Recorder:
             return
         self._closed = True
         now = self._clock()
+        self.verdict = self.verdict or self.conclusion
         if self._last is not self._mark.report:
             self._write_interval(now)
+        self.verdict = self.conclusion or self.verdict
         self._view.show(self._status(self._base.rates(now, self._last), self._staleness()))
         self._due = math.inf
         for file in (self._rows, self._board, self._log, self._faults):

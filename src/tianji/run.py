@@ -518,7 +518,7 @@ class _Run:
     def _result(self, status: str, reason: str) -> Result:
         summary = self._recorder.summary()
         spent = self._engine.time()
-        self._recorder.verdict = told = self._judge(math.inf)
+        self._recorder.conclusion = told = self._judge(math.inf)
         active, changes = self._engine.active, self._recorder.rebalanced
         notes = {"rows_lost": summary["rows_lost"]} if "rows_lost" in summary else {}
         if self._unsaved:
