@@ -157,6 +157,9 @@ def test_in_one_process_the_largest_parts_are_named_and_whether_another_would_he
     assert judge(time, Setting(available=1)).advice == ()
     long = {"serial": {"learner/update": 0.92, "actor/simulate": 0.08}}
     assert judge(long, Setting(available=8)).advice == ()
+    short = {"serial": {"learner/update": 0.2, "actor/simulate": 0.8}}
+    assert judge(short, Setting(actors=4, available=2)).advice[0].endswith("= +10 %")
+    assert judge(short, Setting(actors=4, available=8)).advice[0].endswith("= +340 %")
     even = {"serial": {"learner/update": 0.5, "actor/simulate": 0.5}}
     assert judge(even).kind == BALANCED
     assert judge({"worker": time["serial"]}, Setting(available=8)).advice == ()

@@ -318,7 +318,9 @@ def _in_one(name: str, time: Mapping[str, float], setting: Setting) -> Verdict |
     told = ", ".join(f"{kind} {_percent(kinds[kind])}" for kind in most if kinds[kind] >= 0.05)
     advice = []
     if name == "serial" and setting.available > 1:
-        gain = EFFICIENCY / max(learning, acting + roles.get("buffer", 0.0), LEAST) - 1.0
+        beside = min(setting.actors, setting.available - 1)
+        other = acting / beside + roles.get("buffer", 0.0)
+        gain = EFFICIENCY / max(learning, other, LEAST) - 1.0
         if gain > GAIN:
             advice.append(
                 f'processes, scale.engine = "local" with scale.relax = "tianji", = {_more(gain)}'
