@@ -195,6 +195,7 @@ class Witness:
         """(maker, tick) -> (lane, number, row)"""
 
     def attend(self, built):
+        self._buffer = built.buffer
         self._ahead = built.topology.relax.lead > 0
         self._lanes = built.buffer._lanes
         for i, actor in enumerate(built.actors):
@@ -228,8 +229,10 @@ class Witness:
 
     def grant(self, lane, index, out):
         """No piece that the learner has not given back may name the slot. Unless rounds are fixed,
-        it goes to one of those who have least to do, and have a slot to do it in."""
-        others = [other.out for other in self._lanes if other._free]
+        it goes to one of those who are active and have least to do, and have a slot to do it in."""
+        active = self._buffer.active
+        assert lane in active, "an inactive actor got more to do"
+        others = [other.out for i, other in enumerate(self._lanes) if other._free and i in active]
         assert not self._ahead or out <= min(others, default=out), "a busy actor got more to do"
         assert not any((lane, index) in piece for piece in self.pieces[self.released :]), (
             "a slot was granted while a batch that names it is in use"
@@ -320,6 +323,7 @@ class Case:
     T: int = 2
     B: int = 2
     preset: str = "sync"
+    rebalance: bool = False
 
     def build(self):
         """Roles with a witness at every channel."""
@@ -327,7 +331,7 @@ class Case:
         algorithm = Once(self.rollouts, witness) if self.rollouts else Again(*self.replay, witness)
         scale = ScaleConfig(
             engine="local", relax=self.preset, actors=self.actors,
-            envs_per_actor=self.B, rollout_length=self.T,
+            envs_per_actor=self.B, rollout_length=self.T, rebalance=self.rebalance,
         )  # fmt: skip
         fields = {k: v for k, v in self.relax.items() if k not in ("window", "paced")}
         config = config_for(algorithm, scale=scale, relax=RelaxConfig(**fields))
@@ -353,6 +357,8 @@ class Order:
     """(role, first tick, ticks) in which it is not stepped, unless all others wait"""
     stopped: tuple[tuple[int, int], ...] = ()
     """(role, tick) from which on it is never stepped again"""
+    active: tuple[tuple[int, frozenset[int]], ...] = ()
+    """(tick, the actors that are active from then on)"""
 
 
 class StandsStill(AssertionError):
@@ -369,6 +375,12 @@ def interleave(built, order, updates=UPDATES, seen=lambda: None):
         tick += 1
         if tick > last + MOST_TICKS:
             raise StandsStill(f"no update after {built.learner.version}, in {MOST_TICKS} steps")
+        for begin, actors in order.active:
+            if begin == tick:
+                built.buffer.activate(actors)
+                for i, actor in enumerate(built.actors):
+                    actor.active = i in actors
+                waiting.clear()
         asleep = {role for role, begin, ticks in naps if begin <= tick < begin + ticks}
         stopped = {role for role, begin in order.stopped if begin <= tick}
         # A role that waited waits until another has worked.
@@ -615,6 +627,40 @@ def may_stop(case):
 )
 def test_where_late_rollouts_pass_half_of_the_actors_may_stop_for_ever(drawn):
     run(*drawn)
+
+
+def rebalanced(cases):
+    """With orders in which actors become inactive and active again, down to any one of them."""
+
+    def orders_of(case):
+        sets = st.frozensets(st.integers(0, case.actors - 1), min_size=1)
+        events = st.lists(st.tuples(st.integers(1, 600), sets), min_size=1, max_size=8).map(tuple)
+        order = st.builds(
+            lambda order, active: dataclasses.replace(order, active=active),
+            orders(case.actors), events,
+        )  # fmt: skip
+        return st.tuples(st.just(dataclasses.replace(case, rebalance=True)), order)
+
+    return cases.filter(lambda case: case.actors > 1).flatmap(orders_of)
+
+
+@examples(150)
+@given(rebalanced(once_cases(leads=(1, 2, 4, math.inf)) | again_cases(leads=(1, 2, 4, math.inf))))
+def test_promises_hold_while_actors_become_inactive_and_active_again(drawn):
+    """Nothing is lost, doubled or overwritten, nothing stands still; staleness and the account of
+    rows stay within their bounds; and an inactive actor is granted nothing."""
+    run(*drawn)
+
+
+@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize("late", ["wait", "pass"])
+def test_one_active_actor_alone_fills_all_batches(late, window):
+    relax = {**RELAX, "late": late, "window": window}
+    case = Case(4, relax, rollouts=4, B=8, rebalance=True)
+    built, witness = run(case, Order(0, active=((30, frozenset({2})),)))
+    made = Counter(lane for lane, _ in witness.arrived)
+    assert made[2] > 3 * max(made[0], made[1], made[3])
+    assert built.actors[0].step().waits == "turn"
 
 
 @examples(60)

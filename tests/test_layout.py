@@ -43,6 +43,14 @@ def test_decisions_are_pure():
         assert not any(word in text for word in ("import time", "threading", "open(", "sleep"))
 
 
+def test_judging_and_rebalancing_are_pure():
+    assert module("verdict") == set()
+    assert module("rebalance") == {"verdict"}
+    for name in ("verdict", "rebalance"):
+        text = (ROOT / f"{name}.py").read_text()
+        assert not any(word in text for word in ("import time", "threading", "open(", "sleep"))
+
+
 def test_algorithms_know_no_process_and_no_channel():
     for path in (ROOT / "algorithms").glob("*.py"):
         assert imports(path) <= NOUNS | PARTS, path.name

@@ -18,8 +18,10 @@ import pytest
 
 from tianji.fault import Fault
 from tianji.histogram import Histogram
+from tianji.rebalance import Change
 from tianji.record import Curve, Recorder, progress
 from tianji.types import EPISODE, Array, Report
+from tianji.verdict import Verdict
 from tianji.view.status import SilentView, Status, View
 from tianji.view.terminal import PlainView
 
@@ -629,7 +631,9 @@ def test_every_tag_is_in_the_reference(tmp_path: Path) -> None:
     for kind in ("env", "role", "run", "update"):
         record.fault(Fault("actor-0", "it broke", kind, aborted=1))
     clock.now += 1.0
-    record.tick({"learner/update": 1.0})
+    record.active = 3
+    busy = dict.fromkeys(("produced", "received", "consumed"), 0.5)
+    record.tick({"learner/update": 1.0}, lambda: Verdict("balanced", "", busy=busy))
     record.evaluation(10, 1, won)
     record.close()
     text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
@@ -653,3 +657,43 @@ def test_a_plain_view_takes_the_last_line_at_close(tmp_path: Path) -> None:
     record.close()
     (line,) = stream.getvalue().splitlines()
     assert "return 3.000" in line
+
+
+def test_the_verdict_is_a_row_of_flags_and_capacities_and_the_last_view_has_the_whole_runs(
+    tmp_path: Path,
+) -> None:
+    clock, view = Clock(), Watcher(every=1.0)
+    record = Recorder(tmp_path, view, {}, clock=clock)
+    told = Verdict("train-bound", "learner busy", busy={"produced": 0.5, "consumed": 1.0})
+    record.update(report(1))
+    clock.now += 2.0
+    record.tick({}, lambda: told)
+    record.update(report(2))
+    clock.now += 0.5
+    record.conclusion = Verdict("balanced", "all in all")
+    record.close()
+    first, last = rows(tmp_path)
+    assert first["verdict/train_bound"] == last["verdict/train_bound"] == 1.0
+    assert first["verdict/balanced"] == 0.0
+    assert first["capacity/produced_sps"] == 2 * first["flow/produced_sps"]
+    assert last["capacity/consumed_sps"] == pytest.approx(80 / 2.5)
+    assert [status.verdict for status in view.shown] == [told, record.conclusion]
+
+
+def test_a_change_of_the_active_actors_is_told_kept_and_resumed(tmp_path: Path) -> None:
+    clock = Clock()
+    record = recorder(tmp_path, clock)
+    record.rebalance(Change(4, 3, "why not"), "g1", 7)
+    record.update(report(1))
+    clock.now += 2.0
+    record.tick()
+    again = recorder(tmp_path / "again", clock)
+    again.load_state(record.state())
+    assert again.rebalanced == record.rebalanced
+    (change,) = again.rebalanced
+    about = {"steps": 0, "group": "g1", "from": 4, "to": 3, "why": "why not"}
+    assert {k: v for k, v in change.items() if k != "wall_s"} == about
+    assert "g1: rebalanced: 4 -> 3 actors: why not" in (tmp_path / "log.txt").read_text()
+    assert rows(tmp_path)[-1]["scale/active_actors"] == 7.0
+    record.close()
+    again.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tianji.verdict import Verdict
 from tianji.view.status import SilentView, Staleness, Status, duration, human, number
 from tianji.view.terminal import LiveView, PlainView, choose_view, live_panel, sparkline
 
@@ -51,7 +52,11 @@ SPREAD = replace(
         "evaluator/idle": 0.6,
         "driver/turn": 0.01,
     },
-)
+    verdict=Verdict(
+        "train-bound", "learner 96 % busy; actors blocked 41 % on learner",
+        ("2 fewer actors cost nothing", "1 more learner core = +38 %"),
+    ),
+)  # fmt: skip
 EMPTY = Status(
     elapsed=0.0, steps=0, updates=0, episodes=0, produced=0.0, received=0.0, consumed=0.0
 )
@@ -180,7 +185,18 @@ def test_roles_on_hosts_of_their_own_have_a_bar_each() -> None:
     assert "█" * 16 + "░" * 4 + "  update 78 % · wait buffer 22 %" in learner
     assert any("serve 11 % · wait actor 89 %" in line for line in lines)
     assert not any("driver" in line for line in lines)
-    assert any("actors 83 % busy; learner blocked 22 % on actors" in line for line in lines)
+
+
+def test_the_verdict_is_shown_with_its_evidence_and_its_advice() -> None:
+    lines = drawn(SPREAD, 80)
+    told = "bound     train-bound: learner 96 % busy; actors blocked 41 % on learner"
+    at = next(i for i, line in enumerate(lines) if told in line)
+    assert "2 fewer actors cost nothing; 1 more learner core = +38 %" in lines[at + 1]
+    assert any("x" * 60 in line for line in lines), "the last event is shown all the same"
+    stream = io.StringIO()
+    PlainView(stream).show(SPREAD)
+    assert SPREAD.verdict is not None
+    assert stream.getvalue().rstrip().endswith(SPREAD.verdict.line)
 
 
 def test_a_sparkline_spans_its_range_over_steps() -> None:

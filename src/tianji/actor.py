@@ -33,6 +33,8 @@ from tianji.types import (
 LOAD, INFER, SIMULATE = Did("load"), Did("infer"), Did("simulate")
 PUSH, REBUILD = Did("push"), Did("rebuild")
 NO_GRANT, NO_VERSION = Did(waits="buffer"), Did(waits="learner")
+INACTIVE = Did(waits="turn")
+"""it has made all that was granted to it, and is granted no more until it is active again"""
 NOTHING = Counts()
 FRAMES = "frames"
 """leaf of `Rollout.once`: the pictures of a stack that are older than the first row's own"""
@@ -82,9 +84,12 @@ class Actor:
         """steps that each env has made since it was built"""
         self.seed = seed
         """of the env as it is now"""
+        self.active = True
+        """is it granted rollouts? Only said here, so that its waiting has a name; the buffer
+        decides"""
         self.fault: Fault | None = None
         """why the env was made anew; set when `step` returns REBUILD"""
-        self._index = index
+        self.index = index
         self._env = env
         self._make = make
         self._policy = policy
@@ -194,7 +199,7 @@ class Actor:
     def _begin(self) -> Did:
         """Take the next grant, once the version that it asks for is here."""
         if (slot := self._rollouts.reserve()) is None:
-            return NO_GRANT
+            return NO_GRANT if self.active else INACTIVE
         if self._half >= 0:
             self._open(slot)
             self._parts[0].t, self._half = self._half, -1
@@ -215,7 +220,7 @@ class Actor:
                 rollout.once[FRAMES][part.where] = part.observation["obs"][:, :-1]
             self._begin_recurrent(rollout, part, part.recurrent)
         head = rollout.head
-        head[VERSION], head[SOURCE], head[SEQ] = self._version, self._index, self._seq
+        head[VERSION], head[SOURCE], head[SEQ] = self._version, self.index, self._seq
         head[UPDATE], head[EPISODES], head[GAP] = slot.tag, 0, self._gap
         self._gap, self._turn = False, 0
         return LOAD

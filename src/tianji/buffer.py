@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -112,6 +112,8 @@ class Buffer:
         """rollouts that each actor had made when it last sent one"""
         self._expected: deque[tuple[int, int]] = deque()
         """where ordered: lanes and updates in the order of their grants"""
+        self.active = frozenset(range(len(lanes)))
+        """lanes that are granted rollouts; what was granted before is kept"""
         self._turn = 0
         """the lane that is looked at first"""
         self._pushed = 0
@@ -136,6 +138,13 @@ class Buffer:
         if self._grant():
             return GRANT
         return NO_ROLLOUT if any(lane.out for lane in self._lanes) else NO_ROOM
+
+    def activate(self, lanes: Iterable[int]) -> None:
+        """From now on, grant rollouts to these alone. Not at lead 0, where each has its turn."""
+        active = frozenset(lanes)
+        if not active or not active <= set(range(len(self._lanes))) or self._balance.lead == 0:
+            raise ValueError(f"{sorted(active)} of {len(self._lanes)} lanes cannot be the active")
+        self.active = active
 
     @property
     def produced(self) -> int:
@@ -183,6 +192,7 @@ class Buffer:
             "base": self._balance.base,
             "pushed": self._pushed,
             "turn": self._turn,
+            "active": sorted(self.active),
             "expected": [list(x) for x in self._expected],
             "leaving": [list(x) for x in self._leaving],
             "episodes": np.concatenate([np.empty(0, EPISODE), *self._episodes]),
@@ -198,6 +208,7 @@ class Buffer:
         store fills up before the next batch."""
         self.received, self.filtered = state["received"], state["filtered"]
         self._produced, self._seqs = list(state["produced"]), list(state["seqs"])
+        self.active = frozenset(state.get("active", self.active))
         load_generator_state(self._rng, state["rng"])
         self._episodes = [state["episodes"]]
         if state["store"] is None:
@@ -340,7 +351,8 @@ class Buffer:
         return self._balance.may_grant(version) and self._grant_next()
 
     def _grant_next(self) -> bool:
-        """Grant a rollout: at lead 0 to each actor in turn, else to whoever has least to do."""
+        """Grant a rollout: at lead 0 to each actor in turn, else to whoever of the active ones has
+        least to do."""
         lanes, update = self._lanes, self._balance.next_update()
         if self._balance.lead == 0:
             order = [self._balance.granted % len(lanes)]
@@ -348,7 +360,7 @@ class Buffer:
             out = [lane.out for lane in lanes]
             first = self._balance.granted % len(lanes)
             order = sorted(
-                (i for i in range(len(lanes)) if out[i] < MOST_OUT),
+                (i for i in self.active if out[i] < MOST_OUT),
                 key=lambda i: (out[i], (i - first) % len(lanes)),
             )
         for i in order:

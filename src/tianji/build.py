@@ -160,6 +160,8 @@ def relax_of(config: Config, spec: Spec) -> Relaxation:
             "undo what others already build on: all of them would go on from NaN. Set "
             'faults.nonfinite = "rollback".'
         )
+    if scale.rebalance:
+        _check_rebalance(relax, sizes)
     if own.publish_when and math.isfinite(relax.lead):
         raise Refusal(
             f'relax.publish_when = "{own.publish_when}" may leave actors without '
@@ -174,6 +176,33 @@ def relax_of(config: Config, spec: Spec) -> Relaxation:
             f'relax.max_staleness out and set scale.relax = "free".'
         )
     return relax
+
+
+def _check_rebalance(relax: Relaxation, sizes: Sizes) -> None:
+    """Can the number of active actors follow what is measured?"""
+    why = None
+    if sizes.alone:
+        why = (
+            "engine serial steps all actors in one process, where fewer would not make room for "
+            'anything. Set scale.engine = "local"'
+        )
+    elif relax.hosts == "worker":
+        why = (
+            'each worker (relax.hosts = "worker") acts and learns in turn, so that its actor can '
+            'never be spared. Set scale.relax = "tianji"'
+        )
+    elif sizes.actors < 2:
+        why = (
+            f"scale.actors = {sizes.actors} leaves nothing to choose from. Set it to the most "
+            f"that there may be, 2 or more"
+        )
+    elif relax.lead == 0:
+        why = (
+            "relax.lead = 0 grants rounds of one rollout of every actor, so that one that is "
+            'inactive would stop all. Set scale.relax = "one_step" or "tianji"'
+        )
+    if why is not None:
+        raise Refusal(f"scale.rebalance = true cannot be: {why}, or scale.rebalance = false.")
 
 
 class Joined(NamedTuple):
@@ -382,7 +411,9 @@ class Topology:
         if relax.lead > 0 and not self.config.algorithm.on_policy:
             more = MOST_OUT + 2
         slots = self.config.algorithm.slots(spec) * relax.window + more
-        if relax.late == "pass" and self.config.algorithm.on_policy:
+        if self.config.scale.rebalance and self.config.algorithm.on_policy:
+            slots *= spec.actors  # one of them may be active alone
+        elif relax.late == "pass" and self.config.algorithm.on_policy:
             slots *= 2  # half of the actors can stand still, and the others go on
         return [Channel(f"{self.prefix}rollouts-{i}", layout, slots) for i in range(spec.actors)]
 
@@ -619,7 +650,7 @@ class Topology:
                 f"rollouts and replay need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
                 f"free: the run would be killed. Lower algorithm.capacity, scale.actors, "
                 f"scale.envs_per_actor, scale.rollout_length, scale.groups, relax.lead or "
-                f"reuse.window."
+                f"reuse.window, or set scale.rebalance = false."
             )
 
 

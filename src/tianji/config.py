@@ -94,6 +94,8 @@ class ScaleConfig:
     """groups of actors, buffer and learners; [join] says how they learn together"""
     envs_per_actor: Annotated[int, Bound(1, 1_000_000)] = 8
     """envs that an actor steps together"""
+    rebalance: bool = False
+    """the number of active actors follows what the run measures; scale.actors is then the most"""
     halves: bool = False
     """one half of an actor's envs simulates while actions are chosen for the other; Atari can"""
     env_threads: Count = 1
@@ -318,7 +320,7 @@ SECTIONS: dict[str, type[Any] | None] = {
     "faults": FaultsConfig,
 }
 IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse", "join")
-WHERE = ("engine", "pin", "env_threads")
+WHERE = ("engine", "pin", "env_threads", "rebalance")
 """keys of [scale] that say where roles run, not what is learnt"""
 
 

@@ -35,6 +35,9 @@ FAULTS = "faults.jsonl"
 STALENESS = "staleness.json"
 """how often what staleness was consumed, so far"""
 
+PLAN = "plan.json"
+"""what was measured and chosen before the run, where it was planned"""
+
 NONFINITE = "nonfinite_batch.safetensors"
 """the batch of the last update that was NaN or infinite"""
 
@@ -128,6 +131,21 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(content, indent=2) + "\n")
     except OSError as error:
         print(f"{path} could not be written: {error.strerror}", file=sys.stderr)
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What the run was planned to be; empty where its counts came from the config."""
+    path = folder / PLAN
+    try:
+        plan = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise Refusal(
+            f"{path} is no JSON ({error}), so nothing of the plan can be used. Delete it: the run "
+            f"then goes by its config."
+        ) from error
+    return plan if isinstance(plan, dict) else {}
 
 
 def save_batch(path: Path, batch: Iterable[Rollout]) -> bool:

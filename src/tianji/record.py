@@ -6,7 +6,7 @@ import datetime
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ import numpy as np
 from tianji.fault import Fault
 from tianji.folder import FAULTS, STALENESS
 from tianji.histogram import Histogram
+from tianji.rebalance import Change
 from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
 from tianji.tally import Tally, only_counts
 from tianji.types import Array, Report
+from tianji.verdict import Verdict
 from tianji.view.status import Staleness, Status, View, duration, human, number, percent
 from tianji.watch import Episodes, mean_of
 
@@ -39,6 +41,10 @@ SPREAD = 10.0
 
 Util = Mapping[str, float]
 """Shares of a role's time, 0 to 1, by "role/kind"."""
+
+
+RECENT = 5.0
+"""seconds over which rates are compared with how busy the roles are"""
 
 
 class Recorder:
@@ -78,6 +84,14 @@ class Recorder:
         self._curve = Curve()
         self._recent, self._whole = Tally(), Histogram()
         self._util: Util = {}
+        self.active: int | None = None
+        """actors that are active; None where that does not change"""
+        self.rebalanced: list[dict[str, Any]] = []
+        """each change of that number: when, from what to what, and why"""
+        self.verdict: Verdict | None = None
+        """what holds the run up, as of the last tick"""
+        self.conclusion: Verdict | None = None
+        """what held the whole run up, once it has ended"""
         self.faults: Counter[str] = Counter()
         """how often something went wrong, by what was done about it"""
         self._traced: set[str] = set()
@@ -94,6 +108,8 @@ class Recorder:
         """The first step is about to be made: rates are over the time from here."""
         now = self._clock()
         self._base = self._mark = Mark(now, self._last)
+        self._marks = deque([self._base])
+        """so that rates of recent time are known; the first is at least so old, if there is one"""
         self._shown: tuple[Rates, Staleness | None] | None = None
         self._row_due = now + self._interval
         self._view_due = now + min(self._view.every, self._interval)
@@ -114,13 +130,20 @@ class Recorder:
             self._note_episodes(episodes, tally.last.received)
         self._recent.merge(tally)
 
-    def tick(self, util: Util | Callable[[], Util] | None = None) -> None:
-        """Write a row, refresh the view, where due. A function `util` is called only then."""
+    def tick(
+        self,
+        util: Util | Callable[[], Util] | None = None,
+        judge: Callable[[], Verdict | None] | None = None,
+    ) -> None:
+        """Write a row, refresh the view, where due. Functions are called only then: `judge` says
+        what holds the run up."""
         now = self._clock()
         if now < self._due:
             return
         if util is not None:
             self._util = util() if callable(util) else util
+        if judge is not None:
+            self.verdict = judge()
         if now >= self._row_due:
             self._write_interval(now)
             self._row_due = now + self._interval
@@ -146,6 +169,15 @@ class Recorder:
             said += f", {win_rate:.0%} won"
         self._write(steps, version, row)
         self.event(f"evaluated version {version} at {human(steps)} steps: {said}")
+
+    def rebalance(self, change: Change, group: str, active: int | None) -> None:
+        """Another number of actors is active."""
+        self.active = active
+        when = {"wall_s": round(self.elapsed, 3), "steps": self.steps}
+        whose = {"group": group} if group else {}
+        about = {"from": change.before, "to": change.after, "why": change.why}
+        self.rebalanced.append(when | whose | about)
+        self.event(f"{group}: {change}" if group else str(change))
 
     def event(self, text: str) -> None:
         """A line to the log and the view."""
@@ -181,9 +213,11 @@ class Recorder:
             return
         self._closed = True
         now = self._clock()
+        self.verdict = self.verdict or self.conclusion
         if self._last is not self._mark.report:
             self._write_interval(now)
         self._write_spread()
+        self.verdict = self.conclusion or self.verdict
         self._view.show(self._status(self._base.rates(now, self._last), self._staleness()))
         self._due = math.inf
         for file in (self._rows, self._board, self._log, self._faults):
@@ -255,6 +289,7 @@ class Recorder:
             "filtered": last.filtered,
             "faults": dict(self.faults),
             "staleness": self._whole.plus(self._recent.staleness).state(),
+            "rebalanced": list(self.rebalanced),
         }
 
     def load_state(self, state: State) -> None:
@@ -264,6 +299,7 @@ class Recorder:
         self._last = only_counts(*counts)
         self.rows_lost = state["rows_lost"]
         self.faults = Counter(state["faults"])
+        self.rebalanced = list(state.get("rebalanced", []))
         self._episodes.load_state(state)
         self._return_first, self._return_best = state["return_first"], state["return_best"]
         self._curve = Curve([(x, y) for x, y in state["curve"].tolist()])
@@ -314,6 +350,7 @@ class Recorder:
             win_rate=self._episodes.win_rate,
             staleness=staleness,
             util=self._util,
+            verdict=self.verdict,
             curve=tuple(self._curve.points),
         )
 
@@ -346,6 +383,10 @@ class Recorder:
         row |= {f"train/{name}": total / recent.uses[name] for name, total in recent.sums.items()}
         row |= {f"faults/{name}": count for name, count in self.faults.items() if count}
         row |= {f"util/{name}": share for name, share in self._util.items()}
+        if self.active is not None:
+            row["scale/active_actors"] = self.active
+        if self.verdict is not None:
+            row |= self.verdict.metrics(self._recent_rates(now)._asdict())
         self._write(last.received, last.version, row)
         self._whole = self._whole.plus(recent.staleness)
         self._recent = Tally()
@@ -367,6 +408,13 @@ class Recorder:
             new.replace(self._spread)
         except OSError as error:
             self._say_trouble(error)
+
+    def _recent_rates(self, now: float) -> Rates:
+        """Over as long as a verdict is made of."""
+        self._marks.append(Mark(now, self._last))
+        while len(self._marks) > 2 and self._marks[1].time <= now - RECENT:
+            self._marks.popleft()
+        return self._marks[0].rates(now, self._last)
 
     def _write(self, steps: int, version: int, values: Mapping[str, float | None]) -> None:
         """One row to metrics.jsonl and to TensorBoard; one that does not fit is counted as lost."""

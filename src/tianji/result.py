@@ -38,7 +38,13 @@ class Result:
     """where the time went: for each kind of host, shares that add up to 1, work by its kind and
     waiting by whom for"""
     verdict: str
-    """who waited for whom, in one line; empty for engine serial"""
+    """what held the run up, the evidence and advice, in one line"""
+    bottleneck: Mapping[str, Any] | None
+    """the same apart: `kind` (sample-bound, train-bound, communication-bound or balanced), `text`
+    and `advice`, a list; None where no time was spent"""
+    rebalance: Mapping[str, Any] | None
+    """with scale.rebalance: how many actors are `active` at the end, and the `changes` of that
+    number, each with `wall_s`, `steps`, `from`, `to` and `why`"""
     params_sha256: str
     stop_reason: str
     stop_s: float | None = None

@@ -18,13 +18,23 @@ from typing import Any
 from tianji import explain, trace
 from tianji.checkpoint import CheckpointNotSaved, Checkpoints
 from tianji.config import IDENTITY, SECTIONS, WHERE, Config, engine_of, load_config
-from tianji.engines.engine import Engine, Evaluated, Event, Faulted, HostFailed, NoAnswer
+from tianji.engines.engine import (
+    Engine,
+    Evaluated,
+    Event,
+    Faulted,
+    HostFailed,
+    NoAnswer,
+    Rebalanced,
+)
 from tianji.engines.parts import advance, has_store, of_group, part_name, updates_of
 from tianji.engines.server import ForkServer
+from tianji.engines.spent import WINDOW
 from tianji.errors import Failure, Refusal
 from tianji.fault import Budget, Fault
 from tianji.folder import (
     NONFINITE,
+    PLAN,
     find_run,
     locked,
     make_folder,
@@ -41,7 +51,7 @@ from tianji.role import State
 from tianji.signals import Signals
 from tianji.tally import Tally
 from tianji.trigger import Counts
-from tianji.verdict import verdict
+from tianji.verdict import Verdict, judge
 from tianji.view.status import SilentView, View, human
 from tianji.watch import Watch, limits
 
@@ -114,7 +124,7 @@ def _train(
         folder = make_folder(folder, named, resolved)
         with locked(folder):
             if planned is not None:
-                write_json(folder / "plan.json", planned)
+                write_json(folder / PLAN, planned)
             running = _Run(resolved, folder, engines, view, age)
             running.planned = planned
             try:
@@ -385,6 +395,7 @@ class _Run:
 
     def _begin(self) -> None:
         self._engine.begin(self._restored)
+        self._recorder.active = self._engine.active
         self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
@@ -433,6 +444,7 @@ class _Run:
         self._lost += lost
         parts["run"]["recorder"] = self._recorder.state()
         self._engine.begin(parts)
+        self._recorder.active = self._engine.active
         self._save_due = False
         self._recorder.fault(
             dataclasses.replace(
@@ -466,7 +478,7 @@ class _Run:
                 self._note(event)
             if self._start_s == 0.0 and engine.started:
                 self._start_s = self._age()
-            recorder.tick(engine.shares)
+            recorder.tick(engine.shares, lambda: self._judge(WINDOW))
             evaluates = engine.evaluating and self._signal is None
             if self._signal is not None or (self._stop is not None and not evaluates):
                 hopeful = engine.settle()
@@ -478,6 +490,10 @@ class _Run:
                 self._save_due = False
                 self._save()
                 engine.go_on()
+
+    def _judge(self, seconds: float) -> Verdict | None:
+        """What held the run up in the last so many seconds."""
+        return judge(*self._engine.load(seconds))
 
     def _can_save(self) -> bool:
         engine = self._engine
@@ -496,6 +512,9 @@ class _Run:
         if isinstance(event, Evaluated):
             self._recorder.evaluation(event.steps, event.version, event.episodes)
             self._evaluated = float(event.episodes["return"].mean())
+            return
+        if isinstance(event, Rebalanced):
+            self._recorder.rebalance(event.change, event.group, self._engine.active)
             return
         if isinstance(event, Faulted):
             self._recorder.fault(event.fault)
@@ -562,6 +581,8 @@ class _Run:
     def _result(self, status: str, reason: str) -> Result:
         summary = self._recorder.summary()
         spent = self._engine.time()
+        self._recorder.conclusion = told = self._judge(math.inf)
+        active, changes = self._engine.active, self._recorder.rebalanced
         notes = {"rows_lost": summary["rows_lost"]} if "rows_lost" in summary else {}
         if self._unsaved:
             notes["checkpoints_not_saved"] = self._unsaved
@@ -583,7 +604,9 @@ class _Run:
             staleness=summary["staleness"],
             filtered=summary["filtered"],
             time=spent,
-            verdict=verdict(spent),
+            verdict="" if told is None else told.line,
+            bottleneck=None if told is None else told.tree(),
+            rebalance=None if active is None else {"active": active, "changes": changes},
             params_sha256=self._engine.networks_sha256(),
             stop_reason=reason,
             stop_s=None if self._stop_s is None else round(self._stop_s, 3),

@@ -1,14 +1,133 @@
-"""Who waits for whom, in one line: where a run's time goes."""
+"""Where a run's time goes: what holds it up, the evidence, and what a change would bring."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-WHOLE = 0.9
-"""share of a role's time from which it is all of a host's: less, and roles share one"""
+SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
+    "sample-bound", "train-bound", "communication-bound", "balanced",
+)  # fmt: skip
 
-BUSY = 0.85
-"""share of its time from which a role counts as the bottleneck's own work"""
+GAIN = 0.05
+"""predicted gain from which something is advised"""
+HARMLESS = 0.01
+"""predicted loss below which something costs nothing"""
+EVEN = 0.87
+"""the less busy of two sides over the busier one, from which they are balanced"""
+IDLE = 0.6
+"""share of its time below which the busiest role is not what the others wait for"""
+EFFICIENCY = 0.88
+"""of its slower side's rate, what a run in processes comes to at least: the least that
+benchmarks/pipeline.py has seen, rounded"""
+LEAST = 1e-4
+"""share of its time that a role is busy at least, so that nothing is divided by 0"""
+CROWDED = 0.95
+"""share of their cores that is used, from which actors have none to spare"""
+NEARLY = 0.9
+"""of the best that more actors could bring, what is enough"""
+FAR = 64
+"""actors more, at most, of which something is said"""
+
+PAUSES = ("wait_checkpoint", "wait_turn")
+"""kinds of waiting that are nobody's fault: all rest for a checkpoint; the actor is inactive"""
+
+Time = Mapping[str, Mapping[str, float]]
+"""Shares of its time, by kind, of each kind of host."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What holds a run up."""
+
+    kind: str
+    """one of KINDS"""
+    text: str
+    """the evidence, in one line"""
+    advice: tuple[str, ...] = ()
+    """what would bring more than 5 %, or can be saved at no cost, by the model"""
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """shares of their time in which actors produce, the buffer receives and the learner consumes:
+    a rate over its share is what that side could do if it never waited"""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        advice = f": {'; '.join(self.advice)}" if self.advice else ""
+        return f"{self.kind}: {self.text}{advice}"
+
+    def tree(self) -> dict[str, Any]:
+        return {"kind": self.kind, "text": self.text, "advice": list(self.advice)}
+
+    def metrics(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """As numbers that plot: which kind it is, and what each side could do, from the `rates`
+        produced, received and consumed."""
+        flags = {f"verdict/{kind.replace('-', '_')}": float(kind == self.kind) for kind in KINDS}
+        could = {
+            f"capacity/{name}_sps": rates[name] / max(share, LEAST)
+            for name, share in self.busy.items()
+            if name in rates
+        }
+        return flags | could
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is made of, as far as its bottleneck depends on it."""
+
+    actors: int = 1
+    """that are active, of all groups"""
+    cores: int = 1
+    """that a learner computes with"""
+    available: int = 1
+    """cores that the run may use"""
+    places: int = 1
+    """cores that actors may run on"""
+    crowd: float = 0.0
+    """share of these that is used, by whomever"""
+    turns: bool = False
+    """do acting and learning take turns (lead 0)?"""
+    ordered: bool = False
+    """does every update wait for rollouts of its own, and so for the slowest actor?"""
+    busiest: float = 0.0
+    """share of its time that the busiest actor is busy"""
+    scaling: Mapping[int, float] = field(default_factory=dict)
+    """updates per second of a learner alone by its cores, as measured"""
+    silent: Mapping[str, float] = field(default_factory=dict)
+    """hosts that work and have said nothing for so many seconds"""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The fluid model. A side that is busy for a share of the time could pass 1 / share as much;
+    the least of these is what passes."""
+
+    actors: float
+    learner: float
+    buffer: float
+    cores: float = 0.0
+    """share that is used of the cores that actors may run on: more actors cannot pass that"""
+    turns: bool = False
+    """acting and learning do not overlap, but for what the shares say"""
+
+    def rate(self, actors: float = 1.0, learner: float = 1.0) -> float:
+        """What would pass, over what passes now, with sides that are so many times as fast."""
+        acting, learning = max(self.actors / actors, self.cores), self.learner / learner
+        slowest = max(acting, learning, self.buffer)
+        if self.turns:
+            between = 1.0 - max(self.actors, self.cores) - self.learner
+            slowest = max(slowest, acting + learning + between)
+        return 1.0 / slowest
+
+    def gain(self, actors: float = 1.0, learner: float = 1.0) -> float:
+        """By what share more would pass than the model says passes now."""
+        return self.rate(actors, learner) / self.rate() - 1.0
+
+    def overlapped(self) -> Flow:
+        """The same with acting and learning at once."""
+        return replace(self, turns=False)
 
 
 def by_role(util: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -20,35 +139,217 @@ def by_role(util: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return roles
 
 
-def verdict(time: Mapping[str, Mapping[str, float]]) -> str:
-    """The bottleneck and who waits for it, from each kind of host's shares of its time; empty where
-    one process does all, so that nobody waits for anybody.
+def scaling_of(plan: Any) -> dict[int, float]:
+    """Updates per second of a learner by its cores, where a plan has measured them."""
+    rates = plan.get("rates") if isinstance(plan, Mapping) else None
+    learner = rates.get("learner") if isinstance(rates, Mapping) else None
+    if not isinstance(learner, Mapping):
+        return {}
+    return {
+        int(cores): float(rate)
+        for cores, rate in learner.items()
+        if str(cores).isdigit() and isinstance(rate, int | float) and rate > 0
+    }
+
+
+def judge(time: Time, setting: Setting | None = None) -> Verdict | None:
+    """What holds a run up, from each kind of host's shares of its time; None where too little is
+    known.
 
     A grant that is not given and a batch that is not served come from the buffer, but it only
     passes them on: unless it has no time left, the other side is whom one waits for.
     """
-    loop = [time.get(role, {}) for role in ("actor", "buffer", "learner")]
-    if any(sum(kinds.values()) < WHOLE for kinds in loop):
-        return ""
-    busy = {role: 1.0 - sum(_waits(kinds).values()) for role, kinds in time.items()}
-    if busy["buffer"] >= BUSY:
-        return f"buffer {busy['buffer']:.0%} busy: actors and learner wait for it".replace(
-            "%", " %"
+    setting = setting or Setting()
+    for name in ("serial", "worker"):
+        if name in time:
+            return _in_one(name, time[name], setting)
+    shares = {role: _normal(kinds) for role, kinds in time.items()}
+    if not all(shares.get(role) for role in ("actor", "buffer", "learner")):
+        return None
+    return _apart(shares, setting)
+
+
+def _normal(kinds: Mapping[str, float]) -> dict[str, float]:
+    """Shares that add up to 1, of the time without pauses."""
+    found = {
+        kind: share
+        for kind, share in kinds.items()
+        if kind not in PAUSES and math.isfinite(share) and share > 0
+    }
+    whole = sum(found.values())
+    return {kind: share / whole for kind, share in found.items()} if whole > 0 else {}
+
+
+def _waits(kinds: Mapping[str, float]) -> float:
+    """Share of waiting for another role."""
+    return min(1.0, sum(share for kind, share in kinds.items() if kind.startswith("wait_")))
+
+
+def busy(kind: str, kinds: Mapping[str, float]) -> float | None:
+    """Share of its time in which a host of a kind is busy; None where it spent none, but in pauses.
+    To be answered by a server is a part of producing, to wait for other groups one of learning."""
+    shares = _normal(kinds)
+    if not shares:
+        return None
+    own = {"actor": "wait_server", "learner": "wait_group"}.get(kind, "")
+    return 1.0 - _waits(shares) + shares.get(own, 0.0)
+
+
+def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdict:
+    """Each role has a host of its own."""
+    work = {role: 1.0 - _waits(kinds) for role, kinds in shares.items()}
+    actor, learner = shares["actor"], shares["learner"]
+    on_server, on_groups = actor.get("wait_server", 0.0), learner.get("wait_group", 0.0)
+    mean = work["actor"] + on_server
+    held_up = setting.ordered and setting.busiest > mean / EVEN
+    busiest = min(1.0, setting.busiest) if held_up else mean
+    flow = Flow(
+        actors=max(LEAST, busiest),
+        learner=max(LEAST, work["learner"] + on_groups),
+        buffer=max(LEAST, work["buffer"]),
+        turns=setting.turns,
+    )
+    kind = _kind(flow)
+    busy = {"produced": mean, "received": work["buffer"], "consumed": work["learner"]}
+    if kind == TRAIN and on_groups > work["learner"]:
+        kind = COMMUNICATION
+        text = f"learners wait {_percent(on_groups)} for other groups"
+    elif flow.buffer >= max(flow.actors, flow.learner):
+        text = f"buffer {_percent(flow.buffer)} busy: actors and learner wait for it"
+    elif setting.turns:
+        text = (
+            f"lead 0, each waits for the other: actors {_percent(mean)} busy, learner "
+            f"{_percent(work['learner'])} busy"
         )
-    actors, learner = busy["actor"], busy["learner"]
-    if min(actors, learner) >= BUSY:
-        text = f"learner {learner:.0%} busy; actors {actors:.0%} busy: balanced"
-    elif (on_server := time["actor"].get("wait_server", 0.0)) > 0.5 * (1.0 - actors):
-        text = f"server {busy['server']:.0%} busy; actors blocked {on_server:.0%} on server"
-    elif learner >= actors:
-        blocked = sum(_waits(time["actor"]).values())
-        text = f"learner {learner:.0%} busy; actors blocked {blocked:.0%} on learner"
+    elif kind == BALANCED:
+        text = f"learner {_percent(work['learner'])} busy; actors {_percent(mean)} busy"
+    elif kind == COMMUNICATION:
+        text = (
+            f"nobody is busy: actors {_percent(mean)}, buffer {_percent(work['buffer'])}, learner "
+            f"{_percent(work['learner'])}: time goes by between them"
+        )
+    elif kind == SAMPLE and on_server > 0.5 * (1.0 - work["actor"]):
+        served = f"server {_percent(work['server'])} busy; " if "server" in work else ""
+        text = f"{served}actors blocked {_percent(on_server)} on server"
+    elif kind == SAMPLE and held_up:
+        text = f"one actor {_percent(busiest)} busy, {_percent(mean)} in the mean: all wait for it"
+    elif kind == SAMPLE:
+        blocked = _percent(1.0 - work["learner"])
+        text = f"actors {_percent(mean)} busy; learner blocked {blocked} on actors"
     else:
-        blocked = sum(_waits(time["learner"]).values())
-        text = f"actors {actors:.0%} busy; learner blocked {blocked:.0%} on actors"
-    return text.replace("%", " %")
+        blocked = _percent(_waits(actor))
+        text = f"learner {_percent(work['learner'])} busy; actors blocked {blocked} on learner"
+    advice = tuple(_advice(_crowded(flow, setting), setting, mean))
+    return Verdict(kind, _with_silent(text, setting), advice, busy)
 
 
-def _waits(kinds: Mapping[str, float]) -> dict[str, float]:
-    """Shares of waiting for another role."""
-    return {kind: share for kind, share in kinds.items() if kind.startswith("wait_")}
+def _crowded(flow: Flow, setting: Setting) -> Flow:
+    """The flow with what the cores can bear. Where actors share cores that have no time left, they
+    are busy with waiting for each other: fewer of them would each be quicker."""
+    crowd = min(1.0, setting.crowd)
+    alone = crowd * setting.places / setting.actors
+    shared = crowd >= CROWDED and setting.actors > setting.places
+    return replace(flow, actors=min(flow.actors, alone) if shared else flow.actors, cores=crowd)
+
+
+def _kind(flow: Flow) -> str:
+    acting, learning, receiving = flow.actors, flow.learner, flow.buffer
+    if receiving >= max(acting, learning):
+        return COMMUNICATION
+    between = 1.0 - acting - learning
+    if (between > max(acting, learning)) if flow.turns else (max(acting, learning) < IDLE):
+        return COMMUNICATION
+    if min(acting, learning) >= EVEN * max(acting, learning):
+        return BALANCED
+    return TRAIN if learning > acting else SAMPLE
+
+
+def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
+    """What the model says of other numbers; `mean` is the actors' share of producing, where one of
+    them holds the others up."""
+    N = setting.actors
+    fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / N) > -HARMLESS), 0)
+    if fewer:
+        yield f"{fewer} fewer actor{'s cost' if fewer > 1 else ' costs'} nothing"
+    if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:
+        return  # no side is what the others wait for, so that a faster one might bring nothing
+    now, more = (setting.scaling.get(setting.cores + i) for i in (0, 1))
+    if now and more and (gain := flow.gain(learner=more / now)) > GAIN:
+        yield f"1 more learner core = {_more(gain)}"
+    if setting.ordered and not setting.turns:
+        passing = replace(flow, actors=max(LEAST, min(mean, flow.actors)))
+        if (gain := passing.rate() / flow.rate() - 1.0) > GAIN:
+            yield f'relax.late = "pass" = {_more(gain)}'
+    if setting.turns:
+        gain = flow.overlapped().rate() / flow.rate() - 1.0
+        if gain > GAIN and setting.available > 1:
+            yield f'overlap, scale.relax = "one_step" or "tianji", = {_more(gain)}'
+    yield from _more_actors(flow, setting)
+
+
+def _more_actors(flow: Flow, setting: Setting) -> Iterable[str]:
+    N = setting.actors
+    best = flow.gain((N + FAR) / N)
+    if best > GAIN:
+        more = next(k for k in range(1, FAR + 1) if flow.gain((N + k) / N) >= NEARLY * best)
+        gain = flow.gain((N + more) / N)
+        yield f"{more} more actor{'s' if more > 1 else ''} = {_more(gain)}"
+    elif setting.crowd >= CROWDED:
+        wider = (setting.places + 1) / setting.places
+        room = replace(flow, actors=flow.actors / wider, cores=flow.cores / wider)
+        if (gain := room.rate() / flow.rate() - 1.0) > GAIN:
+            yield f"1 more core for actors = {_more(gain)}"
+
+
+def _in_one(name: str, time: Mapping[str, float], setting: Setting) -> Verdict | None:
+    """One process does all, or each of several workers does: nobody waits, each takes its turn."""
+    shares = _normal(time)
+    if not shares:
+        return None
+    roles = {role: sum(kinds.values()) for role, kinds in by_role(shares).items()}
+    acting, learning = roles.get("actor", 0.0), roles.get("learner", 0.0)
+    receiving = roles.get("buffer", 0.0) + roles.get("driver", 0.0)
+    flow = Flow(max(LEAST, acting), max(LEAST, learning), max(LEAST, receiving), turns=True)
+    kinds: dict[str, float] = {}
+    for key, share in shares.items():
+        kind = key.partition("/")[2] or key
+        kinds[kind] = kinds.get(kind, 0.0) + share
+    most = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
+    told = ", ".join(f"{kind} {_percent(kinds[kind])}" for kind in most if kinds[kind] >= 0.05)
+    advice = []
+    if name == "serial" and setting.available > 1:
+        beside = min(setting.actors, setting.available - 1)
+        other = acting / beside + roles.get("buffer", 0.0)
+        gain = EFFICIENCY / max(learning, other, LEAST) - 1.0
+        if gain > GAIN:
+            advice.append(
+                f'processes, scale.engine = "local" with scale.relax = "tianji", = {_more(gain)}'
+            )
+    where = "one process" if name == "serial" else "each worker"
+    busy = {"produced": acting, "received": roles.get("buffer", 0.0), "consumed": learning}
+    text = _with_silent(f"{where}: {told}", setting)
+    return Verdict(_kind_in_one(flow), text, tuple(advice), busy)
+
+
+def _kind_in_one(flow: Flow) -> str:
+    acting, learning = flow.actors, flow.learner
+    if flow.buffer >= max(acting, learning):
+        return COMMUNICATION
+    if min(acting, learning) >= EVEN * max(acting, learning):
+        return BALANCED
+    return TRAIN if learning > acting else SAMPLE
+
+
+def _with_silent(text: str, setting: Setting) -> str:
+    """A host that says nothing is in the middle of something long: that comes first."""
+    told = [f"{host} in one step for {seconds:.0f} s" for host, seconds in setting.silent.items()]
+    return "; ".join([*told, text])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _more(gain: float) -> str:
+    """Rounded down: nothing is promised that the model does not give."""
+    return f"+{math.floor(100 * gain + 1e-6)} %"

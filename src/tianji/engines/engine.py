@@ -9,9 +9,11 @@ from typing import NamedTuple, Protocol
 from tianji.build import Topology
 from tianji.errors import Failure
 from tianji.fault import Fault
+from tianji.rebalance import Change
 from tianji.role import State
 from tianji.tally import Tally
 from tianji.types import Array, Report
+from tianji.verdict import Setting, Time
 from tianji.watch import Due
 
 
@@ -38,7 +40,15 @@ class Faulted(NamedTuple):
     fault: Fault
 
 
-Event = Updated | Evaluated | Faulted
+class Rebalanced(NamedTuple):
+    """Another number of actors is active."""
+
+    change: Change
+    group: str
+    """whose actors they are, "" where there is one group"""
+
+
+Event = Updated | Evaluated | Faulted | Rebalanced
 
 
 class NoAnswer(Failure):
@@ -73,6 +83,10 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """Updates that were heard of."""
+
+    @property
+    def active(self) -> int | None:
+        """Actors that are active, of all groups; None where all are and will be."""
 
     @property
     def evaluating(self) -> bool:
@@ -120,8 +134,11 @@ class Engine(Protocol):
         as was heard."""
 
     def shares(self) -> dict[str, float]:
-        """Where the time since the last call went, by "role/kind": shares of each host's time, or
-        of all the time where one host has all roles."""
+        """Where the time went lately, by "role/kind": shares of each host's time, or of all the
+        time where one host has all roles."""
+
+    def load(self, seconds: float) -> tuple[Time, Setting]:
+        """What a verdict on the last so many seconds is made of; inf: on the whole run."""
 
     def time(self) -> dict[str, dict[str, float]]:
         """Where the time of the whole run went: for each kind of host, shares that add up to 1."""

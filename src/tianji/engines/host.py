@@ -148,6 +148,8 @@ class Host:
         self._resting = True
         self._settling = self._stopping = False
         self._told = self._told_updates = time.perf_counter()
+        self._cpu = 0.0
+        """seconds of CPU time before its first step"""
         self._going = self._loaded = self._simulated = self._disk_said = False
         self._shown = -1
         """the version that the launcher had shown to the evaluator last"""
@@ -217,6 +219,11 @@ class Host:
                 self._show()
             case "state":
                 self._say("state", self._state() | content)
+            case "active":
+                if self._buffer is not None:
+                    self._buffer.activate(content["actors"])
+                if self._actor is not None:
+                    self._actor.active = self._actor.index in content["actors"]
             case "renew":
                 self._renew(content, message.fds)
             case "follow":
@@ -265,6 +272,7 @@ class Host:
             self._learner.begin()
         if not self._going:
             self._driver.start()
+            self._cpu = time.process_time()
         self._going = True
         self._resting = self._settling = False
 
@@ -332,6 +340,7 @@ class Host:
         about: State = {
             "seconds": dict(self._driver.seconds),
             "elapsed": self._driver.elapsed,
+            "cpu": time.process_time() - self._cpu,
             "state": did.kind or f"waits for {did.waits}",
         }
         if self._actor is not None:

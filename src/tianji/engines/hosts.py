@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import select
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tianji.actor import INACTIVE
 from tianji.engines import wire
 from tianji.engines.server import ForkServer
+from tianji.engines.spent import Spent
 from tianji.fault import Fault
 from tianji.folder import HOSTS
 from tianji.machine import oom_kills, process_rss, process_started
@@ -27,6 +30,8 @@ GRACE = 2.0
 """seconds that hosts have to end before they are killed"""
 DUMP = 0.3
 """seconds that a host which hangs has to write its stack down"""
+SILENT = 2.0
+"""seconds after which a host that says nothing is known to be in the middle of one long step"""
 TABLE = 1.0
 """seconds between two tables for `tianji ps`"""
 
@@ -69,8 +74,10 @@ class Host:
     """what is known of its failure, before it is seen to be dead"""
     expected: bool = False
     """did it end by its own word, for a reason that would come again?"""
-    seconds_before: dict[str, float] = field(default_factory=dict)
-    elapsed_before: float = 0.0
+    spent: Spent = field(default_factory=Spent)
+    """where its time went, as far as it has told"""
+    went: float = math.inf
+    """when it was last told to go on, by the clock"""
 
     @property
     def role(self) -> str:
@@ -79,6 +86,12 @@ class Host:
     @property
     def kind(self) -> str:
         return kind_of(self.role)
+
+    def silent(self, now: float) -> float:
+        """Seconds since it said how it is, while it works: it is in the middle of one step."""
+        if self.resting or not self.alive or not self.ready:
+            return 0.0
+        return max(0.0, now - max(self.spent.last.at, self.went))
 
     @property
     def leads(self) -> bool:
@@ -263,7 +276,7 @@ class Hosts:
                     "life": host.life,
                     "cores": list(host.placement.cores),
                     "threads": host.placement.threads,
-                    "state": host.status.get("state", "starts") if host.alive else "dead",
+                    "state": _state(host),
                     "steps_per_s": round(host.rate, 1) if acts else None,
                     "version": host.status.get("version"),
                 }
@@ -398,6 +411,14 @@ class Hosts:
             if host.alive:
                 _kill_group(host.pid)
         host.line.close()
+
+
+def _state(host: Host) -> str:
+    """How it is, in a word or two."""
+    if not host.alive:
+        return "dead"
+    state: str = host.status.get("state", "starts")
+    return "inactive" if state == f"waits for {INACTIVE.waits}" else state
 
 
 def _kill_group(pid: int) -> None:

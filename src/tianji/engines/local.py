@@ -12,21 +12,27 @@ from pathlib import Path
 
 import numpy as np
 
+from tianji.actor import INACTIVE
 from tianji.build import Topology, topologies
 from tianji.config import Config
-from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated, shares_of
-from tianji.engines.hosts import Died, Heard, Host, Hosts
+from tianji.engines.changing import Changing
+from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated
+from tianji.engines.hosts import SILENT, Died, Heard, Host, Hosts
 from tianji.engines.parts import gather, join_groups, of_group, scatter
 from tianji.engines.server import ForkServer
+from tianji.engines.spent import LATELY, Told
 from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure, Refusal
 from tianji.fault import parse
+from tianji.folder import read_plan
 from tianji.machine import cores
 from tianji.placement import placements
+from tianji.rebalance import Rebalancer, first_of
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
 from tianji.types import EPISODE, PRODUCED, SEQ
+from tianji.verdict import Setting, Time, busy, scaling_of
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -67,7 +73,11 @@ class LocalEngine:
         self._shown: dict[int, tuple[int, int]] = {}
         """updates made and steps received when versions were shown to the evaluator, which has not
         played yet"""
+        self._changing: list[Changing] = []
+        """who decides how many actors are active, of each group"""
         self._sha256 = ""
+        self._scaling: Mapping[int, float] = {}
+        """updates per second of a learner by its cores, where the run's plan has measured them"""
         self._watch: Watch | None = None
         try:
             self._groups = topologies(config)
@@ -83,6 +93,10 @@ class LocalEngine:
     @property
     def version(self) -> int:
         return sum(counts["version"] for counts in self._counts)
+
+    @property
+    def active(self) -> int | None:
+        return sum(changing.active for changing in self._changing) if self._changing else None
 
     @property
     def evaluating(self) -> bool:
@@ -112,6 +126,7 @@ class LocalEngine:
     def start(self, folder: Path) -> None:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
+        self._scaling = scaling_of(read_plan(folder))
         scale, mine = self._config.scale, sorted(os.sched_getaffinity(0))
         names = [name for group in self._groups for name in group.hosts]
         placed = placements(names, mine, scale.cores, scale.pin, scale.env_threads)
@@ -140,6 +155,8 @@ class LocalEngine:
             if self.topology.shared is not None:
                 # Once the first group's learner answers, it has laid out what others go on from.
                 self._ask([h for h in self._leaders() if h.group == 0], ANSWER)
+        for group in self._groups:
+            self._begin_active(group, {} if parts is None else of_group(parts, group.spec.group))
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -147,10 +164,27 @@ class LocalEngine:
         self._supervisor.going = True
         self._go(elapsed)
 
+    def _begin_active(self, group: Topology, parts: Mapping[str, State]) -> None:
+        """Let as many actors be active as there were, as a plan says, or all."""
+        most = group.spec.actors
+        if self._config.scale.rebalance:
+            saved = parts["run"]["buffer"].get("active") if parts else None
+            active = len(saved) if saved else first_of(read_plan(self._folder), most)
+            assert self._hosts is not None
+            changing = Changing(group, self._hosts, Rebalancer(most, active), self._crowd)
+            self._changing.append(changing)
+            changing.apply()
+        elif parts and group.relax.hosts == "apart" and group.relax.lead > 0:
+            everyone = list(range(most))  # some may have rested when it was saved
+            self._send(group.holder(group.lanes[0].name, "receive"), "active", {"actors": everyone})
+
     def turn(self) -> list[Event]:
         self._poll(TURN)
         self._answer_deaths()
         self._judge_clock()
+        for changing in self._changing:
+            if (change := changing.look(self._counts)) is not None:
+                self._events.append(change)
         assert self._hosts is not None
         assert self._supervisor is not None
         self._supervisor.look()
@@ -208,29 +242,67 @@ class LocalEngine:
 
     def shares(self) -> dict[str, float]:
         """Actors share one account: the mean of theirs."""
-        kinds: dict[str, list[dict[str, float]]] = {}
-        for host in self._all():
-            seconds, before = host.status.get("seconds", {}), host.seconds_before
-            elapsed, since = host.status.get("elapsed", 0.0), host.elapsed_before
-            if elapsed > since:
-                host.seconds_before, host.elapsed_before = seconds, elapsed
-                spent = {key: value - before.get(key, 0.0) for key, value in seconds.items()}
-                shares = shares_of(spent, elapsed - since)
-                kinds.setdefault(host.kind, []).append(shares)
+        kinds = self._spent(LATELY)
         return {key: value for found in kinds.values() for key, value in _mean(found).items()}
+
+    def load(self, seconds: float) -> tuple[Time, Setting]:
+        scale, relax, now = self._config.scale, self.topology.relax, time.monotonic()
+        found = {
+            kind: [_kinds(kind, s) for s in each] for kind, each in self._spent(seconds).items()
+        }
+        places, crowd = self._crowd(seconds)
+        silent = {h.role: h.silent(now) for h in self._loop_hosts() if h.silent(now) > SILENT}
+        away = sum(kinds.get(f"wait_{INACTIVE.waits}", 0.0) for kinds in found.get("actor", []))
+        setting = Setting(
+            actors=max(1, round(scale.actors * scale.groups - away)),
+            cores=scale.cores,
+            available=cores(),
+            places=len(places),
+            crowd=crowd,
+            turns=relax.lead == 0,
+            ordered=relax.late == "wait",
+            busiest=max(
+                (busy("actor", kinds) or 0.0 for kinds in found.get("actor", [])), default=0
+            ),
+            scaling=self._scaling,
+            silent=silent,
+        )
+        return {kind: _mean(each) for kind, each in found.items()}, setting
+
+    def _spent(self, seconds: float) -> dict[str, list[dict[str, float]]]:
+        """Shares of its time of each host, by its kind. One that has said nothing for long is in
+        the middle of a step: so it was all that while."""
+        kinds: dict[str, list[dict[str, float]]] = {}
+        now = time.monotonic()
+        for host in self._all():
+            shares, silent = host.spent.shares(seconds), host.silent(now)
+            if silent > SILENT:
+                whole = max(host.spent.last.elapsed, LATELY) if math.isinf(seconds) else seconds
+                part = min(1.0, silent / (whole + silent if math.isinf(seconds) else whole))
+                shares = {key: (1.0 - part) * share for key, share in shares.items()}
+                shares[f"{host.kind}/silent"] = part
+            if shares:
+                kinds.setdefault(host.kind, []).append(shares)
+        return kinds
+
+    def _crowd(self, seconds: float) -> tuple[set[int], float]:
+        """The cores that actors may run on, and the share of them that hosts use."""
+        mine = set(os.sched_getaffinity(0))
+        actors = [host for host in self._all() if host.kind == "actor"]
+        places = {core for host in actors for core in host.placement.cores or mine} or mine
+        used = math.fsum(
+            host.spent.cpu(seconds)
+            for host in self._all()
+            if not places.isdisjoint(host.placement.cores or mine)
+        )
+        return places, used / len(places)
 
     def counts(self) -> list[dict[str, int]]:
         return [dict(counts) for counts in self._counts]
 
     def time(self) -> dict[str, dict[str, float]]:
-        kinds: dict[str, list[dict[str, float]]] = {}
-        for host in self._all():
-            if seconds := host.status.get("seconds"):
-                shares = shares_of(seconds, host.status["elapsed"])
-                if host.kind != "worker":  # which has several roles
-                    shares = {key.partition("/")[2]: value for key, value in shares.items()}
-                kinds.setdefault(host.kind, []).append(shares)
-        return {kind: _mean(found) for kind, found in kinds.items()}
+        found = self._spent(math.inf)
+        return {kind: _mean([_kinds(kind, s) for s in each]) for kind, each in found.items()}
 
     def close(self) -> None:
         if self._hosts is not None:
@@ -332,8 +404,11 @@ class LocalEngine:
         self._goes += 1
         for host in self._all():
             if host.role not in self._due:
-                host.resting = False
-                self._send(host.role, "go", {"elapsed": elapsed})
+                self._go_host(host, elapsed)
+
+    def _go_host(self, host: Host, elapsed: float) -> None:
+        host.resting, host.went = False, time.monotonic()
+        self._send(host.role, "go", {"elapsed": elapsed})
 
     def _send(self, role: str, kind: str, content: State) -> None:
         assert self._hosts is not None
@@ -398,6 +473,8 @@ class LocalEngine:
 
     def _note_status(self, host: Host, status: State) -> None:
         host.status = status
+        told = status["elapsed"], status["seconds"], status["cpu"]
+        host.spent.note(Told(time.monotonic(), *told))
         produced = status.get("produced", 0)
         if host.kind in ("actor", "worker"):
             now, (before, count) = time.monotonic(), host.counted
@@ -481,11 +558,12 @@ class LocalEngine:
             return
         host.counted = 0.0, 0
         self._send(host.role, "follow", content)
+        for changing in self._changing:
+            changing.tell(host)
         if host.group in self._rests and host.kind == "actor":
             return  # the others rest, and it goes on with them
-        host.resting = False
         assert self._watch is not None
-        self._send(host.role, "go", {"elapsed": self._watch.seconds})
+        self._go_host(host, self._watch.seconds)
 
     def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
         end = time.monotonic() + seconds
@@ -582,6 +660,13 @@ class LocalEngine:
         counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
         none = {"lanes": None, "store": None, "episodes": np.empty(0, EPISODE)}
         return state | counts | none | {"produced": produced, "seqs": [0] * len(actors)}
+
+
+def _kinds(kind: str, shares: Mapping[str, float]) -> dict[str, float]:
+    """Shares by kind of work alone, but of a worker, which has several roles."""
+    if kind == "worker":
+        return dict(shares)
+    return {key.partition("/")[2]: share for key, share in shares.items()}
 
 
 def _mean(found: list[dict[str, float]]) -> dict[str, float]:

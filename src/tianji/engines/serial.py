@@ -15,12 +15,15 @@ from tianji.config import Config
 from tianji.driver import Serial
 from tianji.engines.engine import Evaluated, Event, Faulted, Updated, shares_of
 from tianji.engines.parts import gather, scatter
+from tianji.engines.spent import LATELY, Spent, Told
 from tianji.evaluator import EVALUATED, Evaluator
 from tianji.fault import Fault
 from tianji.folder import skipped
 from tianji.learner import UPDATE
+from tianji.machine import cores
 from tianji.role import State
 from tianji.types import sha256
+from tianji.verdict import Setting, Time
 from tianji.watch import Watch
 
 TURN = 0.02
@@ -32,6 +35,7 @@ class SerialEngine:
 
     beside = False
     stuck = False
+    active = None
 
     def __init__(self, config: Config) -> None:
         self._built = build(config)
@@ -45,8 +49,8 @@ class SerialEngine:
         self.topology: Topology = self._built.topology
         self.evaluating = False
         self.started = False
-        self._shares_before: dict[str, float] = {}
-        self._shares_since = 0.0
+        self._spent = Spent()
+        self._actors = config.scale.actors
 
     @property
     def version(self) -> int:
@@ -68,6 +72,7 @@ class SerialEngine:
         states = scatter(parts, self.topology, self.topology.memory(self._built.transport))
         for role in built.roles:
             role.load_state(states[role.name])
+        built.buffer.active = frozenset(range(self._actors))  # with processes, some may have rested
         self._driver.at = parts["run"]["at"]
         self._watch.load_state(parts["run"]["recorder"])
 
@@ -155,10 +160,17 @@ class SerialEngine:
         ]
 
     def shares(self) -> dict[str, float]:
-        seconds, before = dict(self._driver.seconds), self._shares_before
-        elapsed, since = self._driver.elapsed, self._shares_since
-        self._shares_before, self._shares_since = seconds, elapsed
-        return shares_of({k: v - before.get(k, 0.0) for k, v in seconds.items()}, elapsed - since)
+        self._look()
+        return self._spent.shares(LATELY)
+
+    def load(self, seconds: float) -> tuple[Time, Setting]:
+        self._look()
+        setting = Setting(actors=self._actors, available=cores(), turns=True)
+        return {"serial": self._spent.shares(seconds)}, setting
+
+    def _look(self) -> None:
+        driver = self._driver
+        self._spent.note(Told(driver.now, driver.elapsed, dict(driver.seconds), 0.0))
 
     def time(self) -> dict[str, dict[str, float]]:
         return {"serial": shares_of(self._driver.seconds, self._driver.elapsed)}

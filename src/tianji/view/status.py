@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from tianji.verdict import Verdict
+
 
 class Staleness(NamedTuple):
     """Versions behind, of what updates consumed."""
@@ -45,6 +47,8 @@ class Status:
     staleness: Staleness | None = None
     util: Mapping[str, float] = field(default_factory=dict)
     """shares of a role's time, 0 to 1, by "role/kind" """
+    verdict: Verdict | None = None
+    """what holds the run up lately"""
     curve: Sequence[tuple[float, float]] = ()
     """(steps, return mean) over the run"""
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from tianji.verdict import by_role, verdict
+from tianji.verdict import Verdict, by_role
 from tianji.view.status import Status, View, duration, human, number, percent
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def plain_line(status: Status) -> str:
         parts.append(
             f"staleness {stale.mean:.1f} mean, {human(stale.p95)} p95, {human(stale.max)} max"
         )
-    if told := verdict(by_role(status.util)):
-        parts.append(told)
+    if status.verdict is not None:
+        parts.append(status.verdict.line)
     return " | ".join(parts)
 
 
@@ -180,8 +180,9 @@ def live_panel(title: str, status: Status, events: Iterable[str], width: int, co
 
     room = max(width - 4, 16)
     lines = [*_progress_lines(status, room), *_count_lines(status, room)]
-    lines += _time_lines(status.util, room, color)
-    lines += [Text.assemble(("· ", "cyan"), (event, "dim")) for event in events]
+    lines += _time_lines(status.util, status.verdict, room, color)
+    last = list(events)[-max(1, MOST_LINES - len(lines)) :]
+    lines += [Text.assemble(("· ", "cyan"), (event, "dim")) for event in last]
     for line in lines:
         line.no_wrap = True
         line.overflow = "ellipsis"
@@ -247,28 +248,37 @@ def _count_lines(status: Status, room: int) -> list[Text]:
     return lines
 
 
+MOST_LINES = 12
+"""of a panel, its frame aside: so many fit into a small terminal"""
 COLORS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 SHADES = "█▓▒░"
 BAR = 20
 """columns of a role's bar: all of its time"""
 
 
-def _time_lines(util: Mapping[str, float], room: int, color: bool) -> list[Text]:
-    """Where the time goes: one bar for one host; else one for each role of the loop, under a line
-    that says who waits for whom."""
+def _time_lines(
+    util: Mapping[str, float], verdict: Verdict | None, room: int, color: bool
+) -> list[Text]:
+    """Where the time goes: what holds the run up and what would help; one bar for one host, else
+    one for each role of the loop."""
     from rich.text import Text
 
     if not util:
         return []
+    lines = []
+    if verdict is not None:
+        told = (f"{verdict.kind}: ", "bold"), verdict.text
+        lines.append(Text.assemble(("bound     ", "cyan"), *told))
+        if verdict.advice:
+            lines.append(Text.assemble(" " * 10, ("; ".join(verdict.advice), "yellow")))
     if sum(util.values()) < 1.02:
         shares = {key.replace("/", " "): share for key, share in util.items()}
         bar, legend = _bar_and_legend(shares, room - 10, room - 10, color)
-        return [Text.assemble(("time      ", "cyan"), bar), Text(" " * 10).append(legend)]
+        lines += [Text.assemble(("time      ", "cyan"), bar), Text(" " * 10).append(legend)]
+        return lines
     roles = by_role(util)
-    told = verdict(roles)
-    shown = list(roles)[:4] if not told else ["actor", "buffer", "learner"]
-    lines = [Text.assemble(("time      ", "cyan"), (told, "bold"))] if told else []
-    for role in shown:
+    loop = [role for role in ("actor", "buffer", "learner") if role in roles]
+    for role in loop if len(loop) == 3 else list(roles)[:3]:
         bar, legend = _bar_and_legend(roles[role], BAR, room - BAR - 12, color)
         lines.append(Text.assemble((f"{role:<9.9} ", "cyan"), bar, "  ", legend))
     return lines

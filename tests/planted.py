@@ -1,0 +1,69 @@
+"""An env and an algorithm that take as long as they are told to: bottlenecks to be found."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from tianji.algorithm import register_algorithm
+from tianji.algorithms.ppo import PPO
+from tianji.env import register_env
+from tianji.envs.toy import Identity
+
+
+@register_env("planted/Sleeper")
+class Sleeper(Identity):
+    """A step takes `seconds`, and after so many steps `then` instead."""
+
+    def __init__(self, num_envs, seconds=0.0, after=10**9, then=0.0):
+        super().__init__(num_envs)
+        self.spec = replace(self.spec, id="planted/Sleeper")
+        self._seconds, self._after, self._then, self._steps = seconds, after, then, 0
+
+    def step(self, action):
+        self._steps += 1
+        time.sleep(self._seconds if self._steps <= self._after else self._then)
+        return super().step(action)
+
+
+class Slow:
+    """Anything, with one method that takes longer, and after so many calls `then` longer."""
+
+    def __init__(self, inner, method, seconds, after=10**9, then=0.0):
+        self._inner, self._method, self._seconds = inner, method, seconds
+        self._after, self._then, self._calls = after, then, 0
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if name != self._method:
+            return found
+
+        def slowly(*arguments):
+            self._calls += 1
+            time.sleep(self._seconds if self._calls <= self._after else self._then)
+            return found(*arguments)
+
+        return slowly
+
+
+@register_algorithm("planted")
+@dataclass(frozen=True)
+class Planted(PPO):
+    """PPO whose updates, and whose store's receiving of a rollout, take so many seconds more."""
+
+    name: ClassVar[str] = "planted"
+
+    update_s: float = 0.0
+    receive_s: float = 0.0
+    after: int = 10**9
+    """updates, after which they take `then_s` instead"""
+    then_s: float = 0.0
+
+    def trainer(self, spec):
+        trainer = super().trainer(spec)
+        if not self.update_s:
+            return trainer
+        return Slow(trainer, "finish", self.update_s, self.after, self.then_s)
+
+    def store(self, spec, lanes):
+        store = super().store(spec, lanes)
+        return Slow(store, "add", self.receive_s) if self.receive_s else store
