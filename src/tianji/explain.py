@@ -14,12 +14,11 @@ from typing import Any
 from tianji import trace
 from tianji.critical import Chain, Cycle, chain, cycle, waiting, waits_for
 from tianji.errors import Refusal
-from tianji.folder import FAULTS, STALENESS, find_run
+from tianji.folder import FAULTS, PLAN, STALENESS, find_run
 from tianji.history import History
 from tianji.trace import Track
 
 REPORT_HTML, REPORT_MARKDOWN = "report.html", "report.md"
-PLAN = "plan.json"
 NOTHING = "No change that the model knows would bring more than 5 %."
 FLOWS = ("produced", "received", "consumed")
 MOST_FAULTS = 50

@@ -142,13 +142,13 @@ def by_role(util: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def scaling_of(plan: Any) -> dict[int, float]:
     """Updates per second of a learner by its cores, where a plan has measured them."""
     rates = plan.get("rates") if isinstance(plan, Mapping) else None
-    learner = rates.get("learner") if isinstance(rates, Mapping) else None
-    if not isinstance(learner, Mapping):
+    learn = rates.get("learn") if isinstance(rates, Mapping) else None
+    if not isinstance(learn, Mapping):
         return {}
     return {
-        int(cores): float(rate)
-        for cores, rate in learner.items()
-        if str(cores).isdigit() and isinstance(rate, int | float) and rate > 0
+        int(cores): 1 / float(seconds)
+        for cores, seconds in learn.items()
+        if str(cores).isdigit() and isinstance(seconds, int | float) and seconds > 0
     }
 
 
