@@ -279,7 +279,9 @@ def test_actors_that_cost_nothing_are_all_of_those_that_do(N, acting, learning):
 
 def test_what_a_plan_has_measured_is_read_with_care(tmp_path):
     assert scaling_of({"rates": {"learner": {"1": 10, "2": 18.5}}}) == {1: 10.0, 2: 18.5}
+    assert scaling_of({"rates": {"learn": {"1": 0.1, "4": 0.05}}}) == {1: 10.0, 4: 20.0}
     for plan in ({}, None, [], {"rates": 3}, {"rates": {"learner": [1, 2]}},
+                 {"rates": None},
                  {"rates": {"learner": {"a": 1, "2": "x", "3": -1}}}):  # fmt: skip
         assert scaling_of(plan) == {}
     assert read_plan(tmp_path) == {}

@@ -140,15 +140,21 @@ def by_role(util: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def scaling_of(plan: Any) -> dict[int, float]:
-    """Updates per second of a learner by its cores, where a plan has measured them."""
+    """Updates per second of a learner by its cores, where a plan has measured them: as such
+    ("learner"), or as seconds of one update ("learn")."""
     rates = plan.get("rates") if isinstance(plan, Mapping) else None
-    learner = rates.get("learner") if isinstance(rates, Mapping) else None
-    if not isinstance(learner, Mapping):
+    if not isinstance(rates, Mapping):
         return {}
+    seconds = {cores: 1.0 / each for cores, each in _by_cores(rates.get("learn")).items()}
+    return seconds | _by_cores(rates.get("learner"))
+
+
+def _by_cores(curve: Any) -> dict[int, float]:
+    """What is a number above 0 of a mapping by cores."""
     return {
-        int(cores): float(rate)
-        for cores, rate in learner.items()
-        if str(cores).isdigit() and isinstance(rate, int | float) and rate > 0
+        int(cores): float(value)
+        for cores, value in (curve.items() if isinstance(curve, Mapping) else ())
+        if str(cores).isdigit() and isinstance(value, int | float) and value > 0
     }
 
 
