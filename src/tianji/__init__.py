@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tianji.trained import load as load
     from tianji.trigger import register_trigger as register_trigger
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 _HOME = {
     "train": "run",

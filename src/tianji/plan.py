@@ -52,7 +52,7 @@ class Rates:
     act: Mapping[int, float]
     """envs: one step of all of them, inference included (with T steps: Tsp, for a rollout)"""
     begin: float
-    """of a rollout beside its steps: to load the newest parameters"""
+    """of a rollout beside its steps: to load the newest parameters, to finish it"""
     send: float
     """to push a rollout (Tsd)"""
     receive: float

@@ -42,6 +42,7 @@ SLICES = 5
 """of a measurement, of which the median is told: others may use the machine"""
 GRACE = 60.0
 """seconds that a child may take longer than it was asked to"""
+LEARNING = ("learner/take", "learner/update", "learner/push")
 RECEIVE = Did("receive")
 NO_ROLLOUT = Did(waits="actor")
 
@@ -249,7 +250,7 @@ def acting(config: Config, envs: int, seconds: float) -> Measurement:
             worked = part.seconds("actor/infer", "actor/simulate")
             steps.append(worked / (actor.steps - before))
             if sink.rollouts > rollouts:
-                loads.append(part.seconds("actor/load") / (sink.rollouts - rollouts))
+                loads.append(part.seconds("actor/load", "actor/push") / (sink.rollouts - rollouts))
         return {
             "step": statistics.median(steps),
             "load": statistics.median(loads) if loads else 0.0,
@@ -295,7 +296,7 @@ def learning(config: Config, cores: Sequence[Sequence[int]], seconds: float) -> 
                 _until_updates(driver, built, 1 + len(each))
                 updates = built.learner.version - version
                 rollouts = built.buffer._balance.received - received
-                each.append(part.seconds("learner/take", "learner/update") / updates)
+                each.append(part.seconds(*LEARNING) / updates)
                 if where is cores[-1]:
                     more["consumed"].append((built.learner.consumed - consumed) / updates)
                     more["take"].append(part.seconds("learner/take") / updates)
