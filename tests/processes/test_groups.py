@@ -215,13 +215,16 @@ def test_a_first_update_that_takes_longer_than_learners_wait_for_each_other_is_n
 # Several groups
 
 
-def check_sums(result, groups):
-    """A run's counts are those of all of its groups."""
+def check_sums(result, groups, paced=True):
+    """A run's counts are those of all of its groups. Where production is not `paced`, actors go on
+    after the last report, for as long as the others take to come to rest."""
     parts, learners = parts_of(result), trainers(result)
     assert len(learners) == groups
     assert result.updates == sum(learner["version"] for learner in learners)
     buffers = [parts[f"run_{g}" if g else "run"]["buffer"] for g in range(groups)]
-    assert abs(result.steps - sum(buffer["received"] for buffer in buffers)) <= 200 * groups
+    more = sum(buffer["received"] for buffer in buffers) - result.steps
+    assert more >= 0
+    assert more <= 200 * groups or not paced
     assert result.steps == sum(learner["received"] for learner in learners)
     consumed = sum(learner["consumed"] for learner in learners)
     assert result.replay_ratio == pytest.approx(consumed / result.steps, rel=1e-6)
@@ -247,7 +250,7 @@ def test_groups_learn_together_and_their_counts_are_summed(
     often = ["eval.every=15", "eval.episodes=2", "checkpoint.every=25"]
     result = train(config, tmp_path, *argv, *often, LOCAL, name="run")
     assert result.updates >= updates
-    check_sums(result, groups)
+    check_sums(result, groups, paced=relax != "free")
     rounds = [learner["mixer"]["round"] for learner in trainers(result)]
     assert max(rounds) - min(rounds) <= 1
     if relax == "sync":

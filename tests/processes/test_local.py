@@ -183,8 +183,8 @@ def check_accounts(result):
 @pytest.mark.parametrize(
     ("slow", "waiting"),
     [
-        (['env.kwargs={who="actor", sleep=0.004}'], "learner"),
-        (["algorithm.sleep=0.005"], "actor"),
+        (['env.kwargs={who="actor", sleep=0.01}'], "learner"),
+        (["algorithm.sleep=0.01"], "actor"),
     ],
     ids=["slow env", "slow learner"],
 )

@@ -29,7 +29,7 @@ from tianji.engines import hosts, wire
 from tianji.engines.local import LocalEngine
 from tianji.engines.server import ForkServer
 from tianji.machine import process_cpu
-from tianji.plan import Placement
+from tianji.placement import Placement
 from tianji.testing import faults as testing_faults
 
 NOTICED, RESTARTED = 5 * 2.0, 5 * 5.0
