@@ -164,7 +164,7 @@ def pauses(config, *overrides, stride):
 def test_what_was_learnt_goes_on_from_any_moment_without_the_store(config, relax):
     """Also from right after a batch was served, which is lost with the store."""
     served = 0
-    for resolved, built, _ in pauses(config, f"scale.relax={relax}", stride=3):
+    for resolved, built, _ in pauses(config, f"scale.relax={relax}", stride=2):
         served += built.buffer._balance.served > built.learner.version
         version = built.learner.version
         again = build(resolved)
