@@ -30,6 +30,8 @@ WHOLE = 45.0
 """seconds that a profile may take"""
 PROBE = 2.0
 """seconds that scale.actors = "auto" looks before a run begins, where there is no profile"""
+ACT, LEARN = 0.5, 3.0
+"""seconds for which acting and learning are looked at, with each number of envs and of cores"""
 FORMAT = 1
 Progress = Callable[[str, float], None]
 """what is being measured, and seconds that are left, about"""
@@ -255,7 +257,7 @@ def measure(config: Config, progress: Progress = lambda what, left: None) -> Pro
     sooner = _sooner(one)
     clock.say("learning")
     before = clock.left
-    learnt = alone(Job(lambda: learning(sooner, _core_sets(mine, config), 1.2), mine, 15.0))
+    learnt = alone(Job(lambda: learning(sooner, _core_sets(mine, config), LEARN), mine, 15.0))
     learn = {int(cores): seconds for cores, seconds in learnt["learn"].items()}
     clock.learning = before - clock.left
     slow_act, slow_learn = _beside(sooner, act, learn, task, mine, clock, skipped)
@@ -328,7 +330,7 @@ def _acting(
             skipped.append(f"acting with {envs} envs")
             continue
         clock.say(f"acting with {envs} env{'s' * (envs > 1)}")
-        one = alone(Job(lambda n=envs: acting(config, n, 0.3), mine[-1:], 2.0))  # type: ignore[misc]
+        one = alone(Job(lambda n=envs: acting(config, n, ACT), mine[-1:], 2.0))  # type: ignore[misc]
         found[envs] = one["step"]
         if envs == task.envs:
             load, valid = one["load"], one["valid"]
@@ -349,20 +351,20 @@ def _beside(
     slow_act, slow_learn = {1: 1.0}, {1: 1.0}
     learns = config.scale.device == "cpu"  # a GPU has nobody beside it
     for busy in sorted({2, len(mine) // 2, len(mine)} - {0, 1}):
-        expected = clock.learning + learn[1] if learns else 3.0
+        expected = clock.learning + learn[1] if learns else LEARN + 2.0
         if clock.left < expected:
             skipped.append(f"{busy} busy cores")
             continue
         clock.say(f"{busy} busy cores")
         envs = task.envs // (busy - 1) if task.on_policy else config.scale.envs_per_actor
         near = min(act, key=lambda n: abs(n - envs))
-        seconds = max(1.0, 1.5 * learn[1]) if learns else 1.0
+        seconds = max(LEARN, 1.5 * learn[1]) if learns else LEARN
         jobs = [
             Job(lambda n=near, s=seconds: acting(config, n, s), [core], expected)  # type: ignore[misc]
             for core in mine[1:busy]
         ]
         if learns:
-            jobs.append(Job(lambda: learning(config, [mine[:1]], 0.8), mine[:1], expected))
+            jobs.append(Job(lambda: learning(config, [mine[:1]], LEARN), mine[:1], expected))
         measured = together(jobs)
         if learns:
             slow_learn[busy] = max(1.0, measured.pop()["learn"]["1"] / learn[1])

@@ -23,7 +23,7 @@ from tianji.engines.server import ForkServer
 from tianji.engines.spent import LATELY, Told
 from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure, Refusal
-from tianji.fault import parse
+from tianji.fault import Fault, parse
 from tianji.folder import read_plan
 from tianji.machine import cores
 from tianji.placement import placements
@@ -60,7 +60,7 @@ class LocalEngine:
         self._hosts: Hosts | None = None
         self._folder = Path()
         self.started = False
-        self._settling = self._stopped = False
+        self._settling = self._stopped = self._disk_said = False
         self._rests: dict[int, float] = {}
         """since when the first learner of a group rests, by the clock"""
         self._goes = 0
@@ -456,12 +456,20 @@ class LocalEngine:
                 if (new := self._supervisor.renewed(content)) is not None:
                     self._let_follow(new)
             case "fault":
-                self._events.append(Faulted(parse(content)))
+                self._note_fault(parse(content))
             case "failed" | "refused":
                 if kind == "refused" and (self._supervisor is None or not self._supervisor.going):
                     raise Refusal(content["message"])
                 host.told = parse(content["fault"])
                 host.expected = content["expected"] and kind == "failed"
+
+    def _note_fault(self, fault: Fault) -> None:
+        """A full disk is every host's: it is said once."""
+        if fault.kind == "disk":
+            if self._disk_said:
+                return
+            self._disk_said = True
+        self._events.append(Faulted(fault))
 
     def _note_rest(self, host: Host) -> None:
         """The first learner of a group rests, and with it the group."""
