@@ -396,6 +396,26 @@ def trace() -> str:
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
 
+def planned() -> str:
+    """What plans predicted, and what runs then did."""
+    rows = [
+        "| config | plan | predicted, new steps/s | measured | error | of the best run |",
+        "|---|---|---|---|---|---|",
+    ]
+    told = []
+    for path in sorted(RESULTS.glob("plan_*_cores.json")):
+        results = json.loads(path.read_text())
+        for name, case in results["cases"].items():
+            way = next(way for way in case["ways"] if way["chosen"])
+            rows.append(
+                f"| `{name}`, {results['machine']['cores']} cores | {way['words']} "
+                f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
+                f"| {case['reached']:.2f} of {len(case['ways'])} |".replace("%", " %")
+            )
+        told.append(f"{_machine(results)}, {_loaded(results)}: `{results['command']}`.")
+    return "\n".join([*rows, "", *told]) + "\n"
+
+
 def supervision() -> str:
     """What being watched costs an actor."""
     results = json.loads((RESULTS / "supervision.json").read_text())
@@ -546,6 +566,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 MEASURED = (
     measured, parallel, chaos, groups, supervision, trace, restart, learning, atari, particles,
+    planned,
 )  # fmt: skip
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
