@@ -4,9 +4,9 @@
 
 For each config: a profile; a prediction for every way to spread it over the cores of this machine
 that changes nothing of what is learnt (replay: with the envs that the plan chose); then real runs
-of these, interleaved, of which the median rate of new steps is compared. Where there are more ways
-than --most, those are run whose predictions are spread from the best to the worst, the plan's own
-among them. The bars are an error of at most 15 % for each choice of a plan and of 8 % in the
+of these, interleaved with further profiles, as the machine's own speed drifts: the median rate of
+new steps is compared with the median prediction. Where there are more ways than --most, those are
+run whose predictions are spread from the best to the worst, the plan's own among them. The bars are an error of at most 15 % for each choice of a plan and of 8 % in the
 median, and a plan that reaches 0.95 of the best run. Results: benchmarks/results/plan_N_cores.json.
 """
 
@@ -74,20 +74,30 @@ def main() -> None:
 def one(name: str, more: list[str], rounds: int, seconds: float, most: int) -> dict[str, Any]:
     """One config: what was predicted and what was measured of every way."""
     config = load_config(ROOT / "configs" / f"{name}.toml", more)
-    found = profile.measure(config, lambda what, left: None)
-    planned = planner.make(config, found)
-    ways = sweep(config, found, planned.best, most)
+    profiles = [profile.measure(config, lambda what, left: None)]
+    planned = planner.make(config, profiles[0])
+    ways = sweep(config, profiles[0], planned.best, most)
+    samples: dict[str, list[float]] = {str(i): [] for i in range(len(ways))}
     with tempfile.TemporaryDirectory() as folder:
         tasks = {str(i): partial(rate, name, more, way.choice, seconds, Path(folder))
                  for i, way in enumerate(ways)}  # fmt: skip
-        samples = interleaved(tasks, rounds)
+        for round in range(rounds):
+            if round > 0:
+                profiles.append(profile.measure(config, lambda what, left: None))
+            for key, taken in interleaved(tasks, 1).items():
+                samples[key] += taken
+    found = profiles[0]
+    predictions = [
+        [predict(p.task, p.rates, way.choice, cores()).new for p in profiles] for way in ways
+    ]
     told = []
     for i, way in enumerate(ways):
         measured = float(np.median(samples[str(i)]))
+        predicted = float(np.median(predictions[i]))
         told.append({
             "choice": dataclasses.asdict(way.choice), "words": str(way.choice),
-            "predicted": way.new, "measured": measured, "error": way.new / measured - 1,
-            "binding": way.binding, "samples": samples[str(i)],
+            "predicted": predicted, "measured": measured, "error": predicted / measured - 1,
+            "binding": way.binding, "samples": samples[str(i)], "predictions": predictions[i],
             "chosen": way.choice == planned.best.choice,
         })  # fmt: skip
     mine = next(way for way in told if way["chosen"])
