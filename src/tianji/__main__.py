@@ -433,7 +433,7 @@ def _play(arguments: argparse.Namespace) -> int:
 def _profile(arguments: argparse.Namespace) -> int:
     config = _module("config").load_config(arguments.config, arguments.overrides)
     profiles = _module("profile")
-    found = profiles.measure(config, _progress)
+    found = _measured(config)
     path = profiles.save(found, config)
     if arguments.json:
         print(json.dumps(found.tree()))
@@ -455,7 +455,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     elif not arguments.again:
         found = profiles.cached(loaded)
     if found is None:
-        found = profiles.measure(loaded, _progress)
+        found = _measured(loaded)
         profiles.save(found, loaded)
     if arguments.what_if:
         answer = planner.what_if(loaded, found, arguments.what_if, arguments.cores)
@@ -475,15 +475,21 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     return [arguments.config, *arguments.overrides]
 
 
-def _progress(what: str, left: float) -> None:
-    """A line on the terminal that is overwritten; elsewhere, one for each measurement."""
+def _measured(config: Any) -> Any:
+    """A whole profile, with a line on the terminal that is overwritten and goes away; elsewhere,
+    with a line for each measurement."""
     live = sys.stderr.isatty()
     begin, end = ("\r\x1b[K", "") if live else ("", "\n")
-    print(
-        f"{begin}measuring {what}: at most {left:.0f} s left", end=end, file=sys.stderr, flush=True
-    )
-    if live and not what:
-        print(begin, end="", file=sys.stderr, flush=True)
+
+    def say(what: str, left: float) -> None:
+        told = f"{begin}measuring {what}: at most {left:.0f} s left"
+        print(told, end=end, file=sys.stderr, flush=True)
+
+    try:
+        return _module("profile").measure(config, say)
+    finally:
+        if live:
+            print(begin, end="", file=sys.stderr, flush=True)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
