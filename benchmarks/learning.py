@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import RESULTS, ROOT, run_json, save, table
+from measure import RESULTS, ROOT, run_json, save, split_overrides, table
 
 import tianji
 from tianji.env import Continuous, Discrete, EnvSpec, MultiDiscrete
@@ -42,10 +42,7 @@ CHANCE, MOST = 100, 4000
 
 
 def main() -> None:
-    own, more = sys.argv[1:], []
-    if "--" in own:
-        cut = own.index("--")
-        own, more = own[:cut], own[cut + 1 :]
+    own, more = split_overrides()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="of configs (default: all known)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to this (default: 3)")

@@ -42,6 +42,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def split_overrides() -> tuple[list[str], list[str]]:
+    """The command line's own arguments, and what follows "--": overrides of configs."""
+    own, more = sys.argv[1:], []
+    if "--" in own:
+        cut = own.index("--")
+        own, more = own[:cut], own[cut + 1 :]
+    return own, more
+
+
 def interleaved(tasks: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Run every task once per round; the order rotates, so no task always follows the same one."""
     names = list(tasks)

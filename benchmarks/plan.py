@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import ROOT, interleaved, machine, run_json, save, table
+from measure import ROOT, interleaved, machine, run_json, save, split_overrides, table
 
 from tianji import planner, profile
 from tianji.config import Config, load_config
@@ -40,10 +40,7 @@ SKIP = 0.35
 
 
 def main() -> None:
-    own, more = sys.argv[1:], []
-    if "--" in own:
-        cut = own.index("--")
-        own, more = own[:cut], own[cut + 1 :]
+    own, more = split_overrides()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)

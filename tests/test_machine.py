@@ -3,7 +3,16 @@
 import os
 import time
 
-from tianji.machine import _cgroup_memory, process_cpu, process_rss, process_started
+import pytest
+
+from tianji.machine import (
+    _cgroup_cores,
+    _cgroup_memory,
+    gpu_model,
+    process_cpu,
+    process_rss,
+    process_started,
+)
 
 
 def groups(tmp_path, line, files):
@@ -60,3 +69,20 @@ def test_a_process_that_is_not_there_is_none():
     assert process_started(2**22 + 1) is None
     assert process_cpu(2**22 + 1) is None
     assert process_rss(2**22 + 1) == 0
+
+
+def test_a_gpu_is_known_by_the_files_of_its_driver(tmp_path):
+    assert gpu_model(tmp_path) is None
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text("IRQ: 3\nModel: \t Big One\n")
+    assert gpu_model(tmp_path) == "Big One"
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("150000 100000", 1.5), ("max 100000", None), ("nonsense", None)]
+)
+def test_cores_are_those_of_the_control_group(tmp_path, limit, cores):
+    (tmp_path / "cgroup").write_text("0::/mine\n")
+    (tmp_path / "fs" / "mine").mkdir(parents=True)
+    (tmp_path / "fs" / "mine" / "cpu.max").write_text(limit + "\n")
+    assert _cgroup_cores(tmp_path / "fs", tmp_path / "cgroup") == cores

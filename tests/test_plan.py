@@ -24,9 +24,9 @@ from tianji.plan import (
     unbalanced,
 )
 
-REPLAY = Task(rows=32, batch=128, on_policy=False, lead=8, streams=False, publish=1, envs=8, T=4,
+REPLAY = Task(rows=32, batch=128, on_policy=False, lead=8, streams=False, envs=8, T=4,
               most_rows=4096)  # fmt: skip
-FRESH = Task(rows=2048, batch=2048, on_policy=True, lead=1, streams=False, publish=1, envs=64, T=32)
+FRESH = Task(rows=2048, batch=2048, on_policy=True, lead=1, streams=False, envs=64, T=32)
 
 
 def rates(**changes):
@@ -34,7 +34,7 @@ def rates(**changes):
     act = {n: 1e-4 + 1e-5 * n for n in (1, 4, 16, 64, 256, 512)}
     plain = Rates(
         act=act, begin=5e-5, send=5e-6, receive=4e-5, serve=1e-4, learn={1: 1e-2, 2: 5e-3},
-        take=1e-3, publish=0.0, wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0},
+        take=1e-3, wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0},
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 

@@ -41,7 +41,7 @@ def a_profile(config, cores=4, **changes):
     """As if it had been measured: a slow env and a quick learner."""
     rates = Rates(
         act={n: 1e-3 * n for n in (1, 8, 512)}, begin=1e-5, send=1e-6, receive=2e-5, serve=1e-5,
-        learn={1: 2e-3, 2: 1.5e-3}, take=1e-4, publish=0.0, wake=2e-5, slow_act={1: 1.0},
+        learn={1: 2e-3, 2: 1.5e-3}, take=1e-4, wake=2e-5, slow_act={1: 1.0},
         slow_learn={1: 1.0}, valid=0.9,
     )  # fmt: skip
     task, _ = profiles.task_and_env(profiles.template(config))
@@ -56,7 +56,9 @@ def test_measurements_begin_together_and_run_on_their_own_cores():
         time.sleep(0.05 * at)
         return lambda: {"at": time.monotonic(), "cores": sorted(os.sched_getaffinity(0))}
 
+    begun = time.monotonic()
     told = together([Job(lambda i=i: prepare(i), [core], 1.0) for i, core in enumerate(cores)])
+    assert all(t["at"] - begun >= 0.05 * (len(cores) - 1) for t in told), "all were ready"
     assert [t["cores"] for t in told] == [[core] for core in cores]
     assert sorted(os.sched_getaffinity(0))[:2] == cores, "and this process stays where it was"
 
@@ -218,6 +220,20 @@ def test_an_inference_server_is_not_planned_for():
         profiles.template(config)
 
 
+def test_workers_are_not_planned_for():
+    overrides = ["scale.relax=a3c", "scale.engine=local", "scale.groups=2"]
+    with pytest.raises(Refusal, match="nothing that a plan could choose"):
+        profiles.template(load_config(CARTPOLE, overrides))
+
+
+def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TIANJI_CACHE", str(tmp_path / "file" / "cache"))
+    config = load_config(CARTPOLE)
+    assert profiles.save(a_profile(config), config) is None
+    assert "is not kept" in capsys.readouterr().err
+
+
 def test_auto_is_shown_as_such_and_counts_as_one_actor_until_it_is_planned():
     config = load_config(CARTPOLE, ["scale.actors=auto"])
     assert config.auto
@@ -268,6 +284,8 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     tree = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"predicted", "choice", "binding", "alternatives"} <= tree.keys()
     assert json.loads((tmp_path / "p.json").read_text())["choice"] == tree["choice"]
+    assert main(["plan", "ppo_cartpole", "--save", str(tmp_path / "nowhere" / "p.json")]) == 2
+    assert "Choose another place with --save" in capsys.readouterr().err
     assert main(["plan", "ppo_cartpole", "--what-if", "actors=16"]) == 0
     assert "16 actors" in capsys.readouterr().out
     assert main(["plan", "ppo_cartpole", "--cores", "999"]) == 2

@@ -439,7 +439,9 @@ def _profile(arguments: argparse.Namespace) -> int:
         print(json.dumps(found.tree()))
     else:
         print(profiles.told(found))
-        print(f"\nkept in {path}\nnext: tianji plan {shlex.join(_words(arguments))}")
+        kept = f"kept in {path}\n" if path else ""
+        words = shlex.join([arguments.config, *arguments.overrides])
+        print(f"\n{kept}next: tianji plan {words}")
     return 0
 
 
@@ -463,16 +465,12 @@ def _plan(arguments: argparse.Namespace) -> int:
         return 0
     plan = planner.make(loaded, found, arguments.cores)
     if arguments.save is not None:
-        planner.write(arguments.save, plan, found)
+        planner.write(arguments.save, planner.tree(plan, found))
     if arguments.json:
-        print(json.dumps(planner.tree(plan, found, loaded, arguments.cores)))
+        print(json.dumps(planner.tree(plan, found)))
     else:
         print(planner.told(plan, found, loaded, arguments.cores))
     return 0
-
-
-def _words(arguments: argparse.Namespace) -> list[str]:
-    return [arguments.config, *arguments.overrides]
 
 
 def _measured(config: Any) -> Any:

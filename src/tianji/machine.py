@@ -123,6 +123,16 @@ def cpu_model() -> str:
     return platform.processor() or "unknown"
 
 
+def gpu_model(root: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
+    """Of the first GPU; None where there is none. The driver is asked by its files: a process that
+    has asked CUDA cannot fork others that use it."""
+    for path in sorted(root.glob("*/information")):
+        for line in path.read_text().splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip()
+    return None
+
+
 def free_memory() -> int | None:
     """Bytes that this process may still take: of the machine, and of its control group."""
     free = [f for f in (_machine_memory(), _cgroup_memory()) if f is not None]

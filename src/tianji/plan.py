@@ -35,8 +35,6 @@ class Task:
     """updates that acting may run ahead; 0: acting and learning take turns"""
     streams: bool
     """does an update take each rollout as it arrives?"""
-    publish: int
-    """updates between two snapshots"""
     envs: int
     """of all actors together, as the config has them"""
     T: int
@@ -60,11 +58,9 @@ class Rates:
     serve: float
     """to choose a batch and hand it on"""
     learn: Mapping[int, float]
-    """cores: one update, all of it"""
+    """cores: one update, all of it, with making its version known"""
     take: float
     """of that, on one core, what can be done as rollouts arrive"""
-    publish: float
-    """to make a version known to the actors"""
     wake: float
     """from a push until the other process has noticed"""
     slow_act: Mapping[int, float]
@@ -184,7 +180,7 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     """seconds of an actor for a rollout"""
     passing = (rates.receive / R + rates.serve / rows) * slow
     """seconds of the buffer for a row"""
-    learning = _update_seconds(task, rates, choice) * rates.learning_slowed(busy)
+    learning = _update_seconds(rates, choice) * rates.learning_slowed(busy)
     left = per_group - choice.learners * choice.cores
     """cores for actors and buffer"""
     actors = choice.actors * R / acting
@@ -207,7 +203,7 @@ def _serial(task: Task, rates: Rates, choice: Choice) -> Prediction:
     R = choice.rows_per_rollout
     acting = (choice.rollout_length * rates.step(choice.envs) + rates.begin) / R
     passing = rates.receive / R + rates.serve / task.rows
-    learning = _update_seconds(task, rates, choice) / task.rows
+    learning = _update_seconds(rates, choice) / task.rows
     sides: dict[Binding, float] = {
         "actors": 1 / acting, "learner": 1 / learning, "channel": 1 / passing
     }  # fmt: skip
@@ -227,9 +223,9 @@ def _in_turn(task: Task, rates: Rates, choice: Choice, made: float, learning: fl
     return rows / (collecting + learning)
 
 
-def _update_seconds(task: Task, rates: Rates, choice: Choice) -> float:
+def _update_seconds(rates: Rates, choice: Choice) -> float:
     """Of a learner, for one update; several share its batch."""
-    return rates.update(choice.cores) / choice.learners + rates.publish / task.publish
+    return rates.update(choice.cores) / choice.learners
 
 
 def _prediction(
@@ -439,8 +435,7 @@ def unbalanced(task: Task, rates: Rates, cores: int) -> str | None:
     """What can never keep up with the other side on this machine, and what would help; None: the
     two can be made equal."""
     one = task.rows / (rates.update(min(rates.most_learner_cores, max(1, cores - 1))))
-    envs = task.envs if task.on_policy else max(rates.act)
-    actor = envs / rates.step(envs)
+    actor = task.envs / rates.step(task.envs)
     if one < actor / 2:
         return (
             f"cannot be balanced: one actor makes {actor * rates.valid:,.0f} new steps/s and the "

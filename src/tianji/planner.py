@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from tianji.build import Topology, make_spec
 from tianji.config import Config
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
-from tianji.folder import write_json
 from tianji.machine import cores as cores_here
+from tianji.machine import gpu_model
 from tianji.plan import Choice, Plan, Prediction, Task, knee, plan, predict
 from tianji.profile import Profile
 from tianji.view.status import human
 
 FIELDS = ("engine", "actors", "envs", "rollout_length", "cores", "learners", "groups")
+GLANCE = "from a look of 2 s; `tianji profile` would know better"
 
 
 def spread(config: Config, choice: Choice) -> Config:
@@ -108,60 +109,69 @@ def _cores(asked: int | None) -> int:
 
 
 def _of_gpu(config: Config) -> list[str]:
-    import torch
-
-    if config.scale.device == "cpu" and torch.cuda.is_available():
+    if config.scale.device == "cpu" and gpu_model() is not None:
         return ["there is a GPU: `tianji plan CONFIG scale.device=cuda` measures what it brings"]
     return []
 
 
-def write(path: Path, found: Plan, profile: Profile) -> None:
-    write_json(path, found.tree() | {"facts": profile.facts, "whole": profile.whole})
+def tree(found: Plan, profile: Profile) -> dict[str, Any]:
+    """A plan as it is written: into a run folder, into a file, at the end of a command."""
+    choice = found.best.choice
+    n = knee(profile.rates, choice.envs, choice.rollout_length)
+    about = {"knee": n._asdict(), "facts": profile.facts, "whole": profile.whole}
+    return found.tree() | about
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A plan that was written."""
+def write(path: Path, written: Mapping[str, Any]) -> None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        float(found["predicted"]["new"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from error
-    choice_in(found, path)
-    return found
+        path.write_text(json.dumps(written, indent=2) + "\n")
+    except OSError as error:
+        raise Refusal(
+            f"{path} cannot be written ({error.strerror}), so that no run could follow the plan. "
+            f"Choose another place with --save."
+        ) from error
 
 
-def choice_in(found: dict[str, Any], path: Path) -> Choice:
+def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
+    """The config as a plan spreads it, and the plan: the one that a file has, or the best that
+    there is, from the profile if one was kept, else from a look of two seconds."""
+    if path is None:
+        profile = profiles.cached(config) or profiles.look(config)
+        found = make(config, profile)
+        return spread(config, found.best.choice), tree(found, profile)
+    written, choice = _read(path)
+    return spread(config, choice), written
+
+
+def said(written: Mapping[str, Any]) -> str:
+    """In one line, of a plan that is followed."""
+    new = human(written["predicted"]["new"])
+    words = f"plan: {Choice(**written['choice'])}; {new} new steps/s are predicted"
+    return words if written.get("whole", True) else f"{words}, {GLANCE}"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Choice]:
+    """A plan that was written, and its choice."""
     try:
-        choice = Choice(**found["choice"])
+        written: dict[str, Any] = json.loads(path.read_text())
+        float(written["predicted"]["new"])
+        choice = Choice(**written["choice"])
         if choice.engine not in ("serial", "local"):
             raise ValueError(f"engine {choice.engine}")
         if any(int(getattr(choice, name)) < 1 for name in FIELDS[1:]):
             raise ValueError("a count is less than 1")
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(
+            f"{path} is no plan that can be read ({error!r}), so there is nothing to follow. A run "
+            f"folder's plan.json is one, and `tianji plan CONFIG --save FILE` writes one."
+        ) from error
     if choice.cores_used > cores_here():
         raise Refusal(
             f"{path} wants {choice.cores_used} cores ({choice}) and this process may use "
             f"{cores_here()}, so that its roles would slow each other and the prediction would not "
             f'hold. Make a plan here: `tianji plan CONFIG`, or scale.actors = "auto".'
         )
-    return choice
-
-
-def _unreadable(path: Path, error: Exception) -> Refusal:
-    return Refusal(
-        f"{path} is no plan that can be read ({error!r}), so there is nothing to follow. A run "
-        f"folder's plan.json is one, and `tianji plan CONFIG --save FILE` writes one."
-    )
-
-
-def tree(found: Plan, profile: Profile, config: Config, cores: int | None) -> dict[str, Any]:
-    """All of it, as one JSON object."""
-    now = predict(profile.task, profile.rates, choice_of(config), _cores(cores))
-    told = found.tree() | {"facts": profile.facts, "config": now.tree(), "whole": profile.whole}
-    choice = found.best.choice
-    n = knee(profile.rates, choice.envs, choice.rollout_length)
-    return told | {"knee": n._asdict()}
+    return written, choice
 
 
 def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> str:
@@ -174,9 +184,8 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
         f"predicted   {human(best.new)} new steps/s; {human(best.produced)} produced, "
         f"{human(best.received)} received, {human(best.consumed)} consumed",
         f"binding     {_binding(best)}",
-        f"the config  {now.choice}: {human(now.new)} new steps/s"
-        + (" (the same)" if now.choice == best.choice else f", {best.new / now.new:.2f} times less"
-           if best.new > 1.05 * now.new else ", about as good"),
+        f"the config  {now.choice}: {human(now.new)} new steps/s, "
+        f"{now.new / best.new:.2f} of the plan's",
         f"more actors {found.why}",
         f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the limit",
     ]  # fmt: skip
@@ -185,7 +194,7 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
         lines += [f"  {human(p.new):>8} new steps/s  {p.choice}" for p in found.others]
     lines += [f"note        {note}" for note in found.notes]
     if not profile.whole:
-        lines.append("note        from a look of 2 s; `tianji profile` would know better")
+        lines.append(f"note        {GLANCE}")
     return "\n".join(lines)
 
 
@@ -209,10 +218,3 @@ def _binding(p: Prediction) -> str:
         return f"acting and learning take turns: {parts} of the time".replace("%", " %")
     rates = ", ".join(f"{side} {human(rate)}" for side, rate in p.capacity.items())
     return f"{p.binding} (could do: {rates} new steps/s)"
-
-
-def automatic(config: Config) -> tuple[Config, Plan, Profile]:
-    """What scale.actors = "auto" comes to, from the profile if there is one, else from a look."""
-    profile = profiles.cached(config) or profiles.look(config)
-    found = make(config, profile)
-    return spread(config, found.best.choice), found, profile

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +20,14 @@ from tianji.build import Topology, topology
 from tianji.config import Config
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
-from tianji.folder import write_json
 from tianji.machine import cores as cores_here
-from tianji.machine import cpu_model, version
+from tianji.machine import cpu_model, gpu_model, version
 from tianji.plan import MOST_ENVS, Rates, Task
 from tianji.probe import Job, acting, alone, channel, learning, together
 from tianji.view.status import human
 
 WHOLE = 45.0
 """seconds that a profile may take"""
-PROBE = 2.0
-"""seconds that scale.actors = "auto" looks before a run begins, where there is no profile"""
 ACT, LEARN = 0.5, 3.0
 """seconds for which acting and learning are looked at, with each number of envs and of cores"""
 FORMAT = 1
@@ -85,11 +83,10 @@ class Profile:
 
 def facts() -> dict[str, Any]:
     """What rates depend on beside the config."""
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "cpu": cpu_model(),
         "cores": cores_here(),
-        "gpu": gpu,
+        "gpu": gpu_model(),
         "system": platform.machine(),
         "python": platform.python_version(),
         **{package: version(package) for package in ("tianji", "torch", "numpy", "gymnasium")},
@@ -154,10 +151,16 @@ def load(path: Path, config: Config) -> Profile:
     return profile
 
 
-def save(profile: Profile, config: Config) -> Path:
+def save(profile: Profile, config: Config) -> Path | None:
+    """Keep a profile for plans to come; None, and it is said, where that cannot be."""
     path = cache_path(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, profile.tree())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(profile.tree()) + "\n")
+    except OSError as error:
+        print(f"the profile is not kept: {error}. $TIANJI_CACHE may name another folder.",
+              file=sys.stderr)  # fmt: skip
+        return None
     return path
 
 
@@ -173,7 +176,6 @@ def task_of(joined: Topology) -> Task:
         on_policy=on_policy,
         lead=relax.lead,
         streams=relax.start == "stream",
-        publish=relax.publish,
         envs=spec.actors * spec.envs,
         T=spec.T,
         most_rows=max(spec.actors * spec.rows_per_rollout, capacity // 16),
@@ -187,6 +189,12 @@ def template(config: Config) -> Config:
         scale, engine="local", actors=1, learners=1, groups=1, cores=1, pin=False,
         envs_per_actor=scale.actors * scale.envs_per_actor,
     )  # fmt: skip
+    if config.relax.hosts == "worker" or scale.relax in ("a3c", "gala"):
+        raise Refusal(
+            "workers, each with an actor and a learner inside (scale.relax = a3c, gala), have "
+            "nothing that a plan could choose but their number. Plan with scale.relax = "
+            '"tianji", or set scale.groups to the number of cores.'
+        )
     if config.relax.infer == "server" or scale.relax == "seed":
         raise Refusal(
             'an inference server (relax.infer = "server", scale.relax = "seed") is no part of what '
@@ -266,7 +274,7 @@ def measure(config: Config, progress: Progress = lambda what, left: None) -> Pro
     rates = Rates(
         act=act, begin=load, send=passing["push"], receive=learnt["receive"] + passing["receive"],
         serve=learnt["serve"] + passing["push"] + passing["receive"], learn=learn,
-        take=learnt["take"], publish=0.0, wake=passing["wake"], slow_act=slow_act,
+        take=learnt["take"], wake=passing["wake"], slow_act=slow_act,
         slow_learn=slow_learn, valid=valid, device=config.scale.device,
     )  # fmt: skip
     task = dataclasses.replace(task, batch=round(learnt["consumed"]))
@@ -292,7 +300,7 @@ def look(config: Config) -> Profile:
     rates = Rates(
         act=act, begin=first["load"], send=5e-6, receive=learnt["receive"] + 1e-5,
         serve=learnt["serve"] + 1e-5, learn={1: learnt["learn"]["1"]}, take=learnt["take"],
-        publish=0.0, wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0}, valid=first["valid"],
+        wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0}, valid=first["valid"],
         device=config.scale.device,
     )  # fmt: skip
     task = dataclasses.replace(task, batch=round(learnt["consumed"]))

@@ -52,7 +52,7 @@ from tianji.signals import Signals
 from tianji.tally import Tally
 from tianji.trigger import Counts
 from tianji.verdict import Verdict, judge
-from tianji.view.status import SilentView, View, human
+from tianji.view.status import SilentView, View
 from tianji.watch import Watch, limits
 
 STORE_AUTO = 256 * 2**20
@@ -81,8 +81,10 @@ def train(
     age = age or _since_now()
     planned = None
     if plan is not None or _is_auto(config, overrides):
+        from tianji import planner  # and what measures: most runs need neither
+
         config = config if isinstance(config, Config) else load_config(config, overrides)
-        config, planned = follow_plan(config, plan)
+        config, planned = planner.follow(config, None if plan is None else Path(plan))
     with _server(config, overrides) as server:
         resolved = config if isinstance(config, Config) else load_config(config, overrides)
         folder = run_folder(Path(runs), name, resolved)
@@ -96,18 +98,6 @@ def _is_auto(
     if isinstance(config, Config):
         return config.auto
     return engine_of(config, overrides) == "auto"
-
-
-def follow_plan(config: Config, path: str | Path | None) -> tuple[Config, State]:
-    """The config as a plan spreads it, and the plan as it goes into the run folder: the one that a
-    file has, or the best that there is."""
-    from tianji import planner
-
-    if path is None:
-        config, plan, profile = planner.automatic(config)
-        return config, plan.tree() | {"facts": profile.facts, "whole": profile.whole}
-    tree = planner.read(Path(path))
-    return planner.spread(config, planner.choice_in(tree, Path(path))), tree
 
 
 def _train(
@@ -125,8 +115,7 @@ def _train(
         with locked(folder):
             if planned is not None:
                 write_json(folder / PLAN, planned)
-            running = _Run(resolved, folder, engines, view, age)
-            running.planned = planned
+            running = _Run(resolved, folder, engines, view, age, planned)
             try:
                 return running.go(signals)
             except Refusal:
@@ -176,16 +165,6 @@ def _go_on(
         going_on = _Run(config, folder, engines, view, age)
         going_on.restore(checkpoint)
         return going_on.go(signals)
-
-
-def _said_of(planned: State) -> str:
-    from tianji.plan import Choice
-
-    new = planned["predicted"]["new"]
-    said = f"plan: {Choice(**planned['choice'])}; {human(new)} new steps/s are predicted"
-    if planned.get("whole", True):
-        return said
-    return f"{said}, from a look of 2 s; `tianji profile` would know better"
 
 
 @contextlib.contextmanager
@@ -288,7 +267,9 @@ class _Run:
         engines: _Engines,
         view: View,
         age: Callable[[], float],
+        planned: State | None = None,
     ) -> None:
+        """`planned`: the plan that it follows, if it follows one."""
         self._config = config
         self._folder = folder
         self._engines = engines
@@ -315,8 +296,7 @@ class _Run:
         """mean return of the last evaluation"""
         self._start_s = 0.0
         self._unsaved = self._lost = 0
-        self.planned: State | None = None
-        """the plan that it follows, if it follows one"""
+        self._planned = planned
         self.refused = False
         """did it end before anything was done that is worth keeping?"""
 
@@ -399,8 +379,10 @@ class _Run:
         self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
-        if self.planned is not None:
-            self._recorder.event(_said_of(self.planned))
+        if self._planned is not None:
+            from tianji import planner
+
+            self._recorder.event(planner.said(self._planned))
         if self._resumed:
             assert self._restored is not None
             updates = updates_of(self._restored)
