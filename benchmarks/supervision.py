@@ -47,7 +47,7 @@ from tianji.driver import Serial
 from tianji.engines.host import Host
 from tianji.engines.hosts import Host as Known
 from tianji.engines.hosts import Hosts
-from tianji.engines.local import WATCH
+from tianji.engines.supervisor import LOOK
 from tianji.placement import Placement
 from tianji.role import Did
 
@@ -167,7 +167,7 @@ def launcher(rounds: int) -> dict[str, float]:
         samples.append((time.process_time() - begun) / times)
     look = float(np.median(samples))
     return {
-        "hosts": HOSTS, "look_us": look * 1e6, "looks_per_s": 1 / WATCH, "share": look / WATCH,
+        "hosts": HOSTS, "look_us": look * 1e6, "looks_per_s": 1 / LOOK, "share": look / LOOK,
     }  # fmt: skip
 
 

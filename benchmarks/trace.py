@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from measure import PATH, interleaved, medians, quartiles, ratio_of_medians, run_json, save, table
 from roles import Sink
+from supervision import CASES, FEWER, SLICE, WHOLE
 from untraced import TRACE, untraced
 from unwatched import SUPERVISION, TOLD
 
@@ -35,30 +36,6 @@ from tianji.config import load_config
 from tianji.driver import Serial
 
 BAR = 0.01
-PPO = {"name": "ppo", "epochs": 1, "minibatches": 4}
-CASES: dict[str, dict[str, Any]] = {
-    "CartPole, 1 env": {
-        "env": {"id": "CartPole-v1"},
-        "algorithm": PPO,
-        "scale": {"envs_per_actor": 1, "rollout_length": 128},
-    },
-    "CartPole, 8 envs": {
-        "env": {"id": "CartPole-v1"},
-        "algorithm": PPO,
-        "scale": {"envs_per_actor": 8, "rollout_length": 32},
-    },
-    "frames, 8 envs": {
-        "env": {"id": "toy/Frames"},
-        "algorithm": PPO,
-        "scale": {"envs_per_actor": 8, "rollout_length": 16},
-    },
-}
-SLICE = {"CartPole-v1": 256, "toy/Frames": 16}
-"""env steps of an actor between one turn and the next, at least"""
-FEWER = {"CartPole-v1": 1, "toy/Frames": 10}
-"""by which the number of slices is divided"""
-WHOLE = ("CartPole, 8 envs", "frames, 8 envs")
-"""cases that whole runs are made of, too"""
 GATHERED = 4096
 """events between two writes in the figure for one"""
 RUN = (

@@ -1,6 +1,8 @@
 """Imports point one way: nouns, then roles and channels, then build, then run."""
 
 import ast
+import importlib
+import importlib.util
 from pathlib import Path
 
 import tianji
@@ -92,3 +94,19 @@ def test_roles_do_not_ask_which_engine_or_driver_runs_them():
 def test_there_is_no_room_without_a_name():
     names = {path.stem for path in ROOT.rglob("*.py")}
     assert names.isdisjoint({"utils", "common", "base", "helpers", "core"})
+
+
+def test_what_benchmarks_and_scripts_import_is_there():
+    """Nothing else runs them all."""
+    checkout = ROOT.parents[1]
+    for path in (*(checkout / "benchmarks").glob("*.py"), *(checkout / "docs").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tianji"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    inside = f"{node.module}.{alias.name}"
+                    package = hasattr(module, "__path__")
+                    there = hasattr(module, alias.name) or (
+                        package and importlib.util.find_spec(inside) is not None
+                    )
+                    assert there, f"{path.name}: {inside}"
