@@ -18,15 +18,14 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in a run: threads that wait do n
 
 import argparse
 import dataclasses
-import json
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import ROOT, interleaved, machine, run_json, save, split_overrides, table
+from measure import ROOT, interleaved, machine, save, split_overrides, table
+from speed import spread, timed
 
 from tianji import planner, profile
 from tianji.config import Config, load_config
@@ -35,8 +34,6 @@ from tianji.plan import Choice, Prediction, predict, search
 
 NAMES = ("ppo_cartpole", "dqn_cartpole", "ppo_pong", "dqn_pong", "qmix_3m")
 BAR, MEDIAN_BAR, BEST_BAR = 0.15, 0.08, 0.95
-SKIP = 0.35
-"""share of a run, at its beginning, that does not count"""
 
 
 def main() -> None:
@@ -116,7 +113,7 @@ def sweep(config: Config, found: profile.Profile, best: Prediction, most: int) -
         )  # fmt: skip
         return same and planner.possible(config, choice, env, found.task)
 
-    ranked = search(found.task, found.rates, cores(), allowed)
+    ranked = list(search(found.task, found.rates, cores(), allowed))
     if best.choice not in [p.choice for p in ranked]:
         ranked.insert(0, predict(found.task, found.rates, best.choice, cores()))
     if len(ranked) > most:
@@ -127,27 +124,9 @@ def sweep(config: Config, found: profile.Profile, best: Prediction, most: int) -
 
 
 def rate(name: str, more: list[str], choice: Choice, seconds: float, folder: Path) -> float:
-    """New steps per second of a real run, its beginning left out."""
-    scale = {
-        "engine": choice.engine, "actors": choice.actors, "envs_per_actor": choice.envs,
-        "rollout_length": choice.rollout_length, "cores": choice.cores,
-    }  # fmt: skip
-    argv = [
-        sys.executable, "-m", "tianji", "train", f"configs/{name}.toml", *more,
-        *(f"scale.{key}={value}" for key, value in scale.items()),
-        f"stop.seconds={seconds:g}", "stop.return=1e9", "stop.steps=1_000_000_000",
-        "checkpoint.seconds=inf", "eval.every=0", "--json", "--plain", "--runs", str(folder),
-    ]  # fmt: skip
-    result = run_json(argv, {"OMP_NUM_THREADS": "1"}, timeout=seconds + 120)
-    rows = [json.loads(line) for line in
-            (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
-    learning = [row for row in rows if row["updates"] > 0]
-    begin = SKIP * rows[-1]["wall_s"]
-    late = [row for row in learning if row["wall_s"] >= begin]
-    first, last = late[0], late[-1]
-    if last["wall_s"] <= first["wall_s"]:
-        return float(result["steps_per_s"]["received"])
-    return float((last["step"] - first["step"]) / (last["wall_s"] - first["wall_s"]))
+    """New steps per second of a real run."""
+    result = timed(name, [*more, *spread(choice)], seconds, folder)
+    return float(result["new_sps"])
 
 
 if __name__ == "__main__":

@@ -143,6 +143,12 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--cores", type=_count, help="use so many (default: all that there are)")
     plan.add_argument("--gpus", type=_whole, help="0: learn on a CPU; 1: on a GPU")
     plan.add_argument(
+        "--groups",
+        type=_count,
+        default=1,
+        help="choose up to so many groups, each with batches of its own to learn from (default: 1)",
+    )
+    plan.add_argument(
         "--what-if", action="append", default=[], metavar="K=V",
         help="only predict, with this of the config changed: actors, envs, rollout_length, cores, "
         "learners, groups, engine",
@@ -463,7 +469,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         answer = planner.what_if(loaded, found, arguments.what_if, arguments.cores)
         print(json.dumps(answer.tree()) if arguments.json else planner.told_of(answer))
         return 0
-    plan = planner.make(loaded, found, arguments.cores)
+    plan = planner.make(loaded, found, arguments.cores, arguments.groups)
     if arguments.save is not None:
         planner.write(arguments.save, planner.tree(plan, found))
     if arguments.json:

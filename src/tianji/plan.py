@@ -4,8 +4,9 @@ rates, which predicts what a run will do and searches for the best of all."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, product
 from typing import Any, Literal, NamedTuple
 
 Binding = Literal["actors", "learner", "channel", "turns"]
@@ -17,6 +18,10 @@ SAME = 0.01
 """share by which two predictions must differ to be told apart; the one with fewer cores is taken"""
 WORTH = 0.05
 """share that a change must bring to be advised"""
+OTHERS = 3
+"""ways beside the best that a plan tells"""
+INSTANT = 1e-9
+"""seconds of an update that takes no time"""
 MOST_ENVS = 512
 """envs of an actor, at most, where the plan may choose them"""
 
@@ -71,21 +76,23 @@ class Rates:
     """share of steps that are not resets"""
     device: str = "cpu"
     """where updates were computed"""
+    team: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    """learners that share a batch: their update's seconds over those of one alone"""
 
     def step(self, envs: int) -> float:
         """Seconds of one step of so many envs; between what was measured, on a line in logarithms;
         beyond it, in proportion."""
-        return _between(self.act, envs, above=1.0)
+        return between(self.act, envs, above=1.0)
 
-    def update(self, cores: int) -> float:
-        """Seconds of one update; beyond the measured cores, as with the most."""
-        return _between(self.learn, cores, above=0.0)
+    def update(self, cores: int, learners: int = 1) -> float:
+        """Seconds of one update; beyond the measured cores and learners, as with the most."""
+        return between(self.learn, cores, above=0.0) * between(self.team, learners, above=0.0)
 
     def acting_slowed(self, busy: int) -> float:
-        return max(1.0, _between(self.slow_act, max(1, busy), above=0.0))
+        return max(1.0, between(self.slow_act, max(1, busy), above=0.0))
 
     def learning_slowed(self, busy: int) -> float:
-        return max(1.0, _between(self.slow_learn, max(1, busy), above=0.0))
+        return max(1.0, between(self.slow_learn, max(1, busy), above=0.0))
 
     @property
     def most_learner_cores(self) -> int:
@@ -105,7 +112,7 @@ class Rates:
         return cls(**{**tree, **curves})
 
 
-CURVES = ("act", "learn", "slow_act", "slow_learn")
+CURVES = ("act", "learn", "slow_act", "slow_learn", "team")
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,7 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     """seconds of an actor for a rollout"""
     passing = (rates.receive / R + rates.serve / rows) * slow
     """seconds of the buffer for a row"""
-    learning = _update_seconds(rates, choice) * rates.learning_slowed(busy)
+    learning = rates.update(choice.cores, choice.learners) * rates.learning_slowed(busy)
     left = per_group - choice.learners * choice.cores
     """cores for actors and buffer"""
     actors = choice.actors * R / acting
@@ -203,7 +210,7 @@ def _serial(task: Task, rates: Rates, choice: Choice) -> Prediction:
     R = choice.rows_per_rollout
     acting = (choice.rollout_length * rates.step(choice.envs) + rates.begin) / R
     passing = rates.receive / R + rates.serve / task.rows
-    learning = _update_seconds(rates, choice) / task.rows
+    learning = rates.update(choice.cores) / task.rows
     sides: dict[Binding, float] = {
         "actors": 1 / acting, "learner": 1 / learning, "channel": 1 / passing
     }  # fmt: skip
@@ -221,11 +228,6 @@ def _in_turn(task: Task, rates: Rates, choice: Choice, made: float, learning: fl
         taking = min(learning, rates.take * updates)
         return rows / (max(collecting, taking) + learning - taking)
     return rows / (collecting + learning)
-
-
-def _update_seconds(rates: Rates, choice: Choice) -> float:
-    """Of a learner, for one update; several share its batch."""
-    return rates.update(choice.cores) / choice.learners
 
 
 def _prediction(
@@ -251,24 +253,18 @@ def choices(
     task: Task,
     rates: Rates,
     cores: int,
-    allowed: Allowed = lambda choice: True,
     groups: Sequence[int] = (1,),
 ) -> Iterable[Choice]:
-    """All ways to spread a task that change nothing of what is learnt and leave every actor and
-    every learner's thread a core of its own. Batches of rollouts are split among actors; where
-    steps are replayed, actors may have as many envs as they like."""
+    """All ways to spread a task that leave every actor and every learner's thread a core of its own
+    and, with one group, change nothing of what is learnt. Batches of rollouts are split among
+    actors; where steps are replayed, actors may have as many envs as they like."""
     threads = [c for c in sorted(rates.learn) if c <= cores]
-    for envs, T in _envs(task, actors=1):
-        for c in threads:
-            if allowed(choice := Choice("serial", 1, envs, T, cores=c)):
-                yield choice
-    for G in groups:
-        for c in threads:
-            for actors in range(1, cores // G - c + 1):
-                for envs, T in _envs(task, actors):
-                    choice = Choice("local", actors, envs, T, cores=c, groups=G)
-                    if allowed(choice):
-                        yield choice
+    for (envs, T), c in product(_envs(task, actors=1), threads):
+        yield Choice("serial", 1, envs, T, cores=c)
+    for G, L, c in product(groups, sorted(rates.team), threads):
+        for actors in range(1, cores // G - L * c + 1):
+            for envs, T in _envs(task, actors):
+                yield Choice("local", actors, envs, T, cores=c, learners=L, groups=G)
 
 
 def _envs(task: Task, actors: int) -> Iterable[tuple[int, int]]:
@@ -291,35 +287,39 @@ def search(
     cores: int,
     allowed: Allowed = lambda choice: True,
     groups: Sequence[int] = (1,),
-) -> list[Prediction]:
+) -> Iterator[Prediction]:
     """All predictions, best first: by new steps per second; of those that are alike, by how few
-    cores and envs they take, and how little they differ from the config."""
-    found = [
-        predict(task, rates, choice, cores)
-        for choice in choices(task, rates, cores, allowed, groups)
-    ]
-    if not found:
-        return []
-    best = max(p.new for p in found)
+    cores and envs they take, and how little they differ from the config. Whether a choice is
+    allowed is asked when its turn comes."""
+    found = [predict(task, rates, choice, cores) for choice in choices(task, rates, cores, groups)]
+    found.sort(key=lambda p: -p.new)
+    best = next((i for i, p in enumerate(found) if allowed(p.choice)), None)
+    if best is None:
+        return
+    most = found[best].new
 
     def rank(p: Prediction) -> tuple[float, ...]:
         choice = p.choice
-        level = math.floor(math.log(best / p.new) / math.log1p(SAME))
+        level = math.floor(math.log(most / p.new) / math.log1p(SAME))
         other = abs(math.log2(choice.rows_per_rollout * choice.actors / (task.envs * task.T)))
-        return level, choice.groups, choice.cores_used, other, choice.actors, choice.envs
+        return (
+            level, choice.groups, choice.cores_used, choice.learners, other, choice.actors,
+            choice.envs,
+        )  # fmt: skip
 
-    return sorted(found, key=rank)
+    for p in sorted(found[best:], key=rank):
+        if allowed(p.choice):
+            yield p
 
 
-def alternatives(ranked: Sequence[Prediction], most: int = 3) -> list[Prediction]:
-    """The next best that are another way to spread, not the same with other envs."""
-    seen, found = set(), []
+def different(ranked: Iterable[Prediction]) -> Iterator[Prediction]:
+    """Of ranked predictions those that are another way to spread, not the same with other envs."""
+    seen = set()
     for p in ranked:
         way = p.choice.engine, p.choice.actors, p.choice.cores, p.choice.learners, p.choice.groups
         if way not in seen:
             seen.add(way)
-            found.append(p)
-    return found[1 : most + 1]
+            yield p
 
 
 class Knee(NamedTuple):
@@ -403,38 +403,58 @@ def plan(
     allowed: Allowed = lambda choice: True,
     groups: Sequence[int] = (1,),
 ) -> Plan | None:
-    """The best choice; None where none is allowed."""
-    ranked = search(task, rates, cores, allowed, groups)
+    """The best choice, of so many groups; None where none is allowed."""
+    ranked = list(islice(different(search(task, rates, cores, allowed, groups)), 1 + OTHERS))
     if not ranked:
         return None
     best = ranked[0]
-    notes = [*_one_core_more(task, rates, best, cores, allowed, groups)]
+
+    def better(
+        rates: Rates = rates, cores: int = cores, groups: Sequence[int] = groups
+    ) -> tuple[float, Prediction]:
+        """What other rates, cores or groups would bring, and how."""
+        then = next(search(task, rates, cores, allowed, groups), best)
+        return then.new / best.new - 1, then
+
+    notes = [_one_core_more(*better(cores=cores + 1))]
+    if rates.device == "cpu":
+        instant = replace(rates, learn={1: INSTANT}, take=0.0, team={1: 1.0})
+        notes.append(_a_gpu(*better(rates=instant)))
+    if tuple(groups) == (1,):
+        gain, then = better(groups=range(2, cores // 2 + 1))
+        if gain > WORTH:
+            notes.append(
+                f"{then.choice} would bring {_percent(gain)}, and learn otherwise: every group has "
+                f"batches of its own. --groups {then.choice.groups} lets a plan choose them"
+            )
     if (never := unbalanced(task, rates, cores)) is not None:
         notes.append(never)
     why = more_actors(task, rates, best, cores)
-    return Plan(best, tuple(alternatives(ranked)), why, tuple(notes), rates)
+    return Plan(best, tuple(ranked[1:]), why, tuple(notes), rates)
 
 
-def _one_core_more(
-    task: Task,
-    rates: Rates,
-    best: Prediction,
-    cores: int,
-    allowed: Allowed,
-    groups: Sequence[int],
-) -> Iterable[str]:
-    then = search(task, rates, cores + 1, allowed, groups)
-    gain = then[0].new / best.new - 1 if then else 0.0
+def _one_core_more(gain: float, then: Prediction) -> str:
     if gain > WORTH:
-        yield f"one core more would bring {gain:+.0%} ({then[0].choice})".replace("%", " %")
-    else:
-        yield "one core more would bring less than 5 %"
+        return f"one core more would bring {_percent(gain)} ({then.choice})"
+    return "one core more would bring less than 5 %"
+
+
+def _a_gpu(gain: float, then: Prediction) -> str:
+    """What is left when updates take no time: more than a GPU can bring."""
+    if gain > WORTH:
+        return f"a GPU would bring {_percent(gain)} at most: as if updates took no time"
+    return "a GPU would bring less than 5 %, if updates took no time there"
+
+
+def _percent(gain: float) -> str:
+    return f"{gain:+.0%}".replace("%", " %")
 
 
 def unbalanced(task: Task, rates: Rates, cores: int) -> str | None:
     """What can never keep up with the other side on this machine, and what would help; None: the
     two can be made equal."""
-    one = task.rows / (rates.update(min(rates.most_learner_cores, max(1, cores - 1))))
+    threads, learners = min(rates.most_learner_cores, max(1, cores - 1)), max(rates.team)
+    one = task.rows / min(rates.update(threads), rates.update(1, min(learners, max(1, cores - 1))))
     actor = task.envs / rates.step(task.envs)
     if one < actor / 2:
         return (
@@ -453,7 +473,7 @@ def unbalanced(task: Task, rates: Rates, cores: int) -> str | None:
     return None
 
 
-def _between(points: Mapping[int, float], x: int, above: float) -> float:
+def between(points: Mapping[int, float], x: int, above: float = 0.0) -> float:
     """The value at x, on lines in logarithms between the points. Below them it is the first; above,
     the last grows by x ** above."""
     xs = sorted(points)

@@ -47,21 +47,22 @@ def choice_of(config: Config) -> Choice:
     )  # fmt: skip
 
 
-def make(config: Config, profile: Profile, cores: int | None = None) -> Plan:
-    """The best way to spread a config over so many cores, by default all that there are."""
+def make(config: Config, profile: Profile, cores: int | None = None, groups: int = 1) -> Plan:
+    """The best way to spread a config over so many cores, by default all that there are. With more
+    than one group, at most so many, each learns from batches of its own."""
     cores = _cores(cores)
     _, env = profiles.task_and_env(profiles.template(config))
 
     def allowed(choice: Choice) -> bool:
         return possible(config, choice, env, profile.task)
 
-    found = plan(profile.task, profile.rates, cores, allowed)
+    found = plan(profile.task, profile.rates, cores, allowed, range(1, groups + 1))
     if found is None:
         raise Refusal(
             f"no way to spread {config.name} over {cores} cores is possible, so there is no plan. "
             f"Set scale.actors yourself; `tianji train` says what is wrong with it."
         )
-    return dataclasses.replace(found, notes=(*found.notes, *_of_gpu(config)))
+    return dataclasses.replace(found, notes=(*found.notes, *_of_gpu(config, found.best)))
 
 
 def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
@@ -108,10 +109,16 @@ def _cores(asked: int | None) -> int:
     return here if asked is None else asked
 
 
-def _of_gpu(config: Config) -> list[str]:
-    if config.scale.device == "cpu" and gpu_model() is not None:
-        return ["there is a GPU: `tianji plan CONFIG scale.device=cuda` measures what it brings"]
-    return []
+def _of_gpu(config: Config, best: Prediction) -> list[str]:
+    """What the GPU that is here brings, if that is known."""
+    if config.scale.device != "cpu" or gpu_model() is None:
+        return []
+    there = dataclasses.replace(config, scale=dataclasses.replace(config.scale, device="cuda"))
+    if (measured := profiles.cached(there)) is None:
+        return ["there is a GPU: `tianji plan CONFIG --gpus 1` measures what it brings"]
+    with_gpu = make(there, measured).best
+    gain = f"{with_gpu.new / best.new - 1:+.0%}".replace("%", " %")
+    return [f"the GPU brings {gain} ({with_gpu.choice}): --gpus 1 plans with it"]
 
 
 def tree(found: Plan, profile: Profile) -> dict[str, Any]:

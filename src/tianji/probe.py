@@ -11,25 +11,29 @@ import select
 import signal
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from tianji import trace
 from tianji.actor import Actor
 from tianji.algorithm import Spec
 from tianji.build import Built, Topology, assemble, topology
 from tianji.channel import Channel, Inbox
-from tianji.config import Config
+from tianji.config import CheckpointConfig, Config, StopConfig
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env
 from tianji.errors import Failure
 from tianji.machine import keep_memory, kept_waiting
 from tianji.role import Did, State, generator
+from tianji.run import train
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
 from tianji.types import STEPS, leaf, rollout_layout
@@ -311,6 +315,34 @@ def learning(config: Config, cores: Sequence[Sequence[int]], seconds: float) -> 
         return {"learn": found} | told
 
     return measure
+
+
+def team(config: Config, seconds: float) -> Measurement:
+    """A real run whose learners share every batch: seconds of an update of the first one, its
+    waiting for the others' sums included."""
+    bounded = dataclasses.replace(
+        config,
+        stop=StopConfig(seconds=seconds),
+        checkpoint=CheckpointConfig(store="never", seconds=math.inf),
+    )
+
+    def measure() -> Measured:
+        with tempfile.TemporaryDirectory() as runs:
+            folder = Path(train(bounded, runs=runs).run_dir)
+            first = next(track for track in trace.read(folder) if track.host == "learner")
+        return {"update": _traced_update(first)}
+
+    return measure
+
+
+def _traced_update(track: trace.Track) -> float:
+    """Seconds of an update by a learner's trace; its first one does not count, if there are
+    more."""
+    mine = {i: key for i, key in enumerate(track.keys) if key in LEARNING}
+    ends = track.end[np.isin(track.key, [i for i in mine if mine[i] == "learner/update"])]
+    begin = ends[0] if len(ends) > 1 else 0.0
+    own = np.isin(track.key, list(mine)) & (track.begin >= begin) & (track.end <= ends[-1])
+    return float((track.end - track.begin)[own].sum()) / max(1, len(ends) - 1)
 
 
 def _until_updates(driver: Serial, built: Built, updates: int) -> None:

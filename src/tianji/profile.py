@@ -22,15 +22,21 @@ from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.machine import cores as cores_here
 from tianji.machine import cpu_model, gpu_model, version
-from tianji.plan import MOST_ENVS, Rates, Task
-from tianji.probe import Job, acting, alone, channel, learning, together
+from tianji.plan import MOST_ENVS, Rates, Task, between
+from tianji.probe import Job, acting, alone, channel, learning, team, together
 from tianji.view.status import human
 
 WHOLE = 45.0
 """seconds that a profile may take"""
 ACT, LEARN = 0.5, 3.0
 """seconds for which acting and learning are looked at, with each number of envs and of cores"""
-FORMAT = 1
+ODD = 1.08
+"""times what its neighbours let expect, from which on a measurement is made again"""
+TEAMS = (2, 4)
+"""learners that are measured together"""
+FORMAT = 2
+START = 3.0
+"""seconds that a run takes beside its training, about"""
 Progress = Callable[[str, float], None]
 """what is being measured, and seconds that are left, about"""
 
@@ -269,13 +275,14 @@ def measure(config: Config, progress: Progress = lambda what, left: None) -> Pro
     learn = {int(cores): seconds for cores, seconds in learnt["learn"].items()}
     clock.learning = before - clock.left
     slow_act, slow_learn = _beside(sooner, act, learn, task, mine, clock, skipped)
+    team = _team(sooner, learn[1], mine, clock, skipped)
     batches = _batches(sooner, learn[1], task, mine, clock, skipped)
     inference = _inference(one, act, task, mine, clock, skipped)
     rates = Rates(
         act=act, begin=load, send=passing["push"], receive=learnt["receive"] + passing["receive"],
         serve=learnt["serve"] + passing["push"] + passing["receive"], learn=learn,
         take=learnt["take"], wake=passing["wake"], slow_act=slow_act,
-        slow_learn=slow_learn, valid=valid, device=config.scale.device,
+        slow_learn=slow_learn, valid=valid, device=config.scale.device, team=team,
     )  # fmt: skip
     task = dataclasses.replace(task, batch=round(learnt["consumed"]))
     seconds = time.monotonic() - begun
@@ -342,7 +349,21 @@ def _acting(
         found[envs] = one["step"]
         if envs == task.envs:
             load, valid = one["load"], one["valid"]
+    for envs in sorted(found)[1:-1]:
+        beside = {n: found[n] for n in (_below(found, envs), _above(found, envs))}
+        if found[envs] > ODD * between(beside, envs) and clock.left > WHOLE / 2:
+            clock.say(f"acting with {envs} envs, again")
+            one = alone(Job(lambda n=envs: acting(config, n, ACT), mine[-1:], 2.0))  # type: ignore[misc]
+            found[envs] = min(found[envs], one["step"])  # whatever disturbs makes it longer
     return found, load, valid
+
+
+def _below(points: dict[int, float], n: int) -> int:
+    return max(k for k in points if k < n)
+
+
+def _above(points: dict[int, float], n: int) -> int:
+    return min(k for k in points if k > n)
 
 
 def _beside(
@@ -378,6 +399,36 @@ def _beside(
             slow_learn[busy] = max(1.0, measured.pop()["learn"]["1"] / learn[1])
         slow_act[busy] = max(1.0, sum(a["step"] for a in measured) / len(measured) / act[near])
     return slow_act, slow_learn
+
+
+def _team(
+    config: Config, known: float, mine: Sequence[int], clock: _Clock, skipped: list[str]
+) -> dict[int, float]:
+    """How long an update of several learners takes, over one's, each on a core of its own. Only as
+    many as leave a core to each of as many actors."""
+    found = {1: 1.0}
+    if config.scale.device != "cpu":
+        return found
+    for learners in TEAMS:
+        scale = dataclasses.replace(
+            config.scale, learners=learners, actors=learners, pin=True,
+            envs_per_actor=max(1, config.scale.envs_per_actor // learners),
+        )  # fmt: skip
+        several = dataclasses.replace(config, scale=scale)
+        if 2 * learners > len(mine):
+            return found
+        try:
+            _close(topology(several))
+        except Refusal:  # this config cannot be learnt from by so many: nor will a plan say so
+            continue
+        seconds = max(1.5, 4 * known)
+        if clock.left < seconds + START:
+            skipped.append(f"{learners} learners")
+            continue
+        clock.say(f"{learners} learners")
+        job = Job(lambda c=several, s=seconds: team(c, s), mine[: 2 * learners], 2 * seconds)  # type: ignore[misc]
+        found[learners] = alone(job)["update"] / known
+    return found
 
 
 def _batches(
@@ -481,6 +532,10 @@ def told(profile: Profile) -> str:
         lines.append(
             f"  {where} {human(rate):>8} steps/s  {bar}  {1e3 * rates.learn[cores]:.3g} ms"
         )
+    for learners, factor in sorted(rates.team.items()):
+        if learners > 1:
+            lines.append(f"  {learners} learners {human(follows[1] / factor):>8} steps/s, a core "
+                         f"each")  # fmt: skip
     for batch, seconds in sorted(profile.batches.items()):
         lines.append(f"  batch of {human(batch):>6}: {1e3 * seconds:.3g} ms, "
                      f"{human(batch / seconds)} consumed steps/s")  # fmt: skip

@@ -1,0 +1,183 @@
+"""More actors for a fixed learner: where consumption saturates, and what moves that point.
+
+    python benchmarks/knee.py [--actors 1,2,4,8,14] [--rounds 3] [--seconds 5] [--seeds 5]
+
+PPO on Acrobot (whose steps take long, and alike whatever the policy), engine local, preset tianji;
+the envs of all actors together stay the same, so that whatever their number, the same is learnt.
+* Table 1 and Figure 12b of the paper: with one learner on a core, the steps that actors could make
+  (those that they made, over the share of time in which they did not wait), the steps that were
+  consumed, and what the plan's model says of both; then the seconds to a mean return.
+* Figure 6a and 6b: the same with two learners and with twice the batch.
+* Figure 6c: groups of two actors and a learner each, as many as there are cores for.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in a run: threads that wait do not spin
+
+import argparse
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import ROOT, interleaved, run_json, save, table
+from speed import spread, timed
+
+from tianji import profile
+from tianji.config import load_config
+from tianji.plan import Choice, predict
+
+NAME = "ppo_acrobot"
+ENVS, T = 168, 12
+"""168 can be split among 1, 2, 3, 4, 6, 7, 8, 12 and 14"""
+SERIES = {"one learner": (1, 1), "two learners": (2, 1), "twice the batch": (1, 2)}
+"""learners, and batches in one"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--actors", default="1,2,3,4,6,8,12,14", help="how many, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
+    parser.add_argument("--seeds", type=int, default=5, help="runs to the target for each")
+    parser.add_argument("--target", type=float, default=-85.0, help="mean return")
+    parser.add_argument("--groups", default="1,2,4", help="how many, in turn")
+    arguments = parser.parse_args()
+    actors = [int(n) for n in arguments.actors.split(",")]
+    found: dict[str, Any] = {"envs": ENVS, "config": NAME, "series": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in SERIES:
+            if not (points := series(name, actors, arguments, Path(folder))):
+                continue
+            found["series"][name] = points
+            told(name, points)
+        found["to_target"] = to_target(actors, arguments, Path(folder))
+        found["groups"] = groups(arguments, Path(folder))
+    print(f"written: {save('knee', found)}")
+
+
+def asked(batches: int) -> list[str]:
+    length = f"scale.rollout_length={T * batches}"
+    return [length, "scale.relax=tianji", "algorithm.epochs=3", "algorithm.learning_rate=3e-3"]
+
+
+def choice_of(actors: int, learners: int, batches: int) -> Choice:
+    return Choice("local", actors, ENVS // actors, T * batches, learners=learners)
+
+
+def series(
+    name: str, actors: list[int], arguments: argparse.Namespace, folder: Path
+) -> list[dict[str, Any]]:
+    """One curve: a profile, and runs with every number of actors that leaves the learners alone and
+    gives them equal shares."""
+    learners, batches = SERIES[name]
+    here = len(os.sched_getaffinity(0))
+    actors = [n for n in actors if n + learners <= here and n % learners == 0]
+    if not actors:
+        return []
+    config = load_config(
+        ROOT / "configs" / f"{NAME}.toml", [*asked(batches), f"scale.envs_per_actor={ENVS}"]
+    )
+    measured = profile.measure(config)
+    kept: dict[int, list[dict[str, Any]]] = {n: [] for n in actors}
+
+    def task(n: int) -> float:
+        overrides = [*asked(batches), *spread(choice_of(n, learners, batches))]
+        kept[n].append(timed(NAME, overrides, arguments.seconds, folder))
+        return float(kept[n][-1]["new_sps"])
+
+    samples = interleaved({str(n): partial(task, n) for n in actors}, arguments.rounds)
+    points = []
+    for n in actors:
+        p = predict(measured.task, measured.rates, choice_of(n, learners, batches), here)
+        busy = [1 - waiting(run["time"]["actor"]) for run in kept[n]]
+        new = float(np.median(samples[str(n)]))
+        points.append({
+            "actors": n, "consumed": new, "samples": samples[str(n)],
+            "produced_if_unhindered": new / float(np.median(busy)),
+            "actors_busy": float(np.median(busy)), "verdict": kept[n][-1]["verdict"],
+            "predicted": p.new, "predicted_production": p.capacity["actors"],
+            "predicted_consumption": p.capacity["learner"], "binding": p.binding,
+        })  # fmt: skip
+    return points
+
+
+def waiting(spent: dict[str, float]) -> float:
+    """The share of its time that a role waited for another."""
+    return sum(share for kind, share in spent.items() if kind.startswith("wait"))
+
+
+def told(name: str, points: list[dict[str, Any]]) -> None:
+    rows = [
+        (p["actors"], f"{p['produced_if_unhindered']:,.0f}", f"{p['predicted_production']:,.0f}",
+         f"{p['consumed']:,.0f}", f"{p['predicted']:,.0f}",
+         f"{p['predicted'] / p['consumed'] - 1:+.1%}", f"{p['actors_busy']:.0%}", p["binding"])
+        for p in points
+    ]  # fmt: skip
+    header = ("actors", "could make", "predicted", "consumed", "predicted", "error", "busy", "")
+    print(f"\n{name}, new steps per second\n{table(header, rows)}", flush=True)
+
+
+def to_target(
+    actors: list[int], arguments: argparse.Namespace, folder: Path
+) -> list[dict[str, Any]]:
+    """Seconds until the mean return of 100 episodes is reached."""
+    runs: dict[int, list[dict[str, Any]]] = {n: [] for n in actors}
+    for seed in range(1, arguments.seeds + 1):
+        for n in actors:
+            argv = [
+                sys.executable, "-m", "tianji", "train", f"configs/{NAME}.toml", *asked(1),
+                *spread(choice_of(n, 1, 1)), f"seed={seed}", f"stop.return={arguments.target}",
+                "stop.seconds=90", "--json", "--plain", "--runs", str(folder),
+            ]  # fmt: skip
+            result = run_json(argv, {"OMP_NUM_THREADS": "1"}, timeout=150)
+            rate = result["steps_per_s"]["received"]
+            runs[n].append({"seed": seed, "steps": result["steps"],
+                            "seconds": result["steps"] / rate})  # fmt: skip
+    found = [
+        {"actors": n, "runs": runs[n], "seconds": float(np.median([r["seconds"] for r in runs[n]])),
+         "steps": float(np.median([r["steps"] for r in runs[n]]))}
+        for n in actors
+    ]  # fmt: skip
+    rows = [(p["actors"], f"{p['seconds']:.1f}", f"{p['steps']:,.0f}") for p in found]
+    print(f"\nto a return of {arguments.target:g}\n{table(('actors', 'seconds', 'steps'), rows)}",
+          flush=True)  # fmt: skip
+    return found
+
+
+def groups(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """New steps and updates per second with several groups."""
+    here = len(os.sched_getaffinity(0))
+    counts = [n for n in map(int, arguments.groups.split(",")) if 3 * n <= here]
+    if not counts:
+        return []
+    kept: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
+
+    def task(n: int) -> float:
+        choice = Choice("local", 2, ENVS // 2, T, groups=n)
+        kept[n].append(timed(NAME, [*asked(1), *spread(choice)], arguments.seconds, folder))
+        return float(kept[n][-1]["new_sps"])
+
+    samples = interleaved({str(n): partial(task, n) for n in counts}, arguments.rounds)
+    found, rows = [], []
+    for n in counts:
+        received = float(np.median(samples[str(n)]))
+        consumed = float(np.median([run["steps_per_s"]["consumed"] for run in kept[n]]))
+        point = {"groups": n, "received": received, "consumed": consumed,
+                 "samples": samples[str(n)]}  # fmt: skip
+        found.append(point)
+        first = found[0]
+        rows.append((n, f"{received:,.0f}", f"{received / first['received'] / n:.2f}",
+                     f"{consumed:,.0f}", f"{consumed / first['consumed'] / n:.2f}"))  # fmt: skip
+    header = ("groups", "received", "of linear", "consumed", "of linear")
+    print(f"\ngroups of two actors and a learner, steps per second\n{table(header, rows)}",
+          flush=True)  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    main()
