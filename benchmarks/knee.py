@@ -27,7 +27,7 @@ import numpy as np
 from measure import ROOT, interleaved, run_json, save, table
 from speed import spread, timed
 
-from tianji import profile
+from tianji import profiler
 from tianji.config import load_config
 from tianji.plan import Choice, predict
 
@@ -82,7 +82,7 @@ def series(
     config = load_config(
         ROOT / "configs" / f"{NAME}.toml", [*asked(batches), f"scale.envs_per_actor={ENVS}"]
     )
-    measured = profile.measure(config)
+    measured = profiler.measure(config)
     kept: dict[int, list[dict[str, Any]]] = {n: [] for n in actors}
 
     def task(n: int) -> float:

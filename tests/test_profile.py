@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tianji
-from tianji import planner, probe
+from tianji import planner, probe, profiler
 from tianji import profile as profiles
 from tianji.__main__ import main
 from tianji.config import load_config
@@ -44,7 +44,8 @@ def a_profile(config, cores=4, **changes):
         learn={1: 2e-3, 2: 1.5e-3}, take=1e-4, wake=2e-5, slow_act={1: 1.0},
         slow_learn={1: 1.0}, valid=0.9,
     )  # fmt: skip
-    task, _ = profiles.task_and_env(profiles.template(config))
+    one = profiler.template(config)
+    task = profiler.task_of(one, profiler.see(one).env)
     facts = profiles.facts() | changes
     return profiles.Profile(rates, task, facts, profiles.subject(config), 1.0, True)
 
@@ -99,9 +100,10 @@ def test_an_actor_is_measured_with_all_that_its_env_takes():
 
 @pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
 def test_learning_is_measured_by_cores(tree):
-    config = profiles._sooner(profiles.template(load_config(tree)))
+    one = profiler.template(load_config(tree))
+    config = profiler.without_warmup(one, profiler.see(one).env)
     cores = sorted(os.sched_getaffinity(0))
-    told = alone(Job(lambda: probe.learning(config, [cores[:1]], 0.1), cores[:1], 5.0))
+    told = alone(Job(lambda: probe.learning(config, [cores[:1]], 0.1, 8), cores[:1], 5.0))
     assert told["learn"]["1"] > told["take"] > 0
     assert told["serve"] > 0
     assert told["receive"] > 0
@@ -111,8 +113,10 @@ def test_learning_is_measured_by_cores(tree):
 
 def test_the_warm_up_is_not_waited_for():
     config = load_config(REPLAY)
-    assert profiles._sooner(config).algorithm.warmup < 1000
-    assert profiles._sooner(load_config(CARTPOLE)).algorithm == load_config(CARTPOLE).algorithm
+    env = profiler.see(config).env
+    assert profiler.without_warmup(config, env).algorithm.warmup < 1000
+    other = load_config(CARTPOLE)
+    assert profiler.without_warmup(other, env).algorithm == other.algorithm
 
 
 def test_a_channel_between_two_processes_is_measured():
@@ -127,8 +131,8 @@ def test_a_channel_between_two_processes_is_measured():
 def test_a_whole_profile(tree, capsys):
     said = []
     config = load_config(tree)
-    found = profiles.measure(config, lambda what, left: said.append((what, left)))
-    assert found.seconds < profiles.WHOLE + 5
+    found = profiler.measure(config, lambda what, left: said.append((what, left)))
+    assert found.seconds < profiler.WHOLE + 5
     assert {1, 8, 64, 512} <= set(found.rates.act)
     assert 1 in found.rates.learn
     assert len(found.batches) == 3
@@ -217,13 +221,13 @@ def test_what_if_answers_from_the_model(monkeypatch):
 def test_an_inference_server_is_not_planned_for():
     config = load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local"])
     with pytest.raises(Refusal, match="an inference server"):
-        profiles.template(config)
+        profiler.template(config)
 
 
 def test_workers_are_not_planned_for():
     overrides = ["scale.relax=a3c", "scale.engine=local", "scale.groups=2"]
     with pytest.raises(Refusal, match="nothing that a plan could choose"):
-        profiles.template(load_config(CARTPOLE, overrides))
+        profiler.template(load_config(CARTPOLE, overrides))
 
 
 def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys):
@@ -255,6 +259,12 @@ def test_a_run_with_auto_looks_first_and_keeps_its_plan(tmp_path):
     kept = load_config(run / "config.toml")
     assert not kept.auto
     assert kept.scale.engine == plan["choice"]["engine"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["plan/predicted_sps"] == plan["predicted"]["new"]
+    tianji.resume(run, ["stop.updates=6"])
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["updates"] == 6
+    assert rows[-1]["plan/predicted_sps"] == plan["predicted"]["new"], "and when it goes on"
     again = tianji.train(CARTPOLE, runs=tmp_path, plan=run / "plan.json")
     assert again.updates == 3
     assert load_config(Path(again.run_dir) / "config.toml").scale == kept.scale

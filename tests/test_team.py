@@ -3,6 +3,7 @@
 import mmap
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -25,7 +26,7 @@ from tianji.errors import Failure, Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
 from tianji.store import Fresh
-from tianji.team import Alone, Lost, Shared, Together
+from tianji.team import Alone, Desk, Lost, Shared, Together
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
 from tianji.types import Rollout, Row, rollout_layout
@@ -247,6 +248,98 @@ def leaves_early(rank, path, results):
 def test_a_learner_whose_team_is_gone_fails_and_says_so(tmp_path):
     assert run_together(leaves_early, tmp_path / "meet", tmp_path / "said") == [0, 0]
     assert "lost the other 1 of its group" in (tmp_path / "said").read_text()
+
+
+PIECES = [(7, torch.float64), (Desk.PIECE // 4 + 3, torch.float32), (5, torch.int64)]
+"""sizes and kinds of what is added up: one of them takes two pieces"""
+
+
+def numbers(rank, turn, n, dtype):
+    return (torch.rand(n, generator=torch.manual_seed(100 * turn + rank)) * 1000).to(dtype)
+
+
+def lays_down(rank, size, path, results):
+    """One of several processes that add up, each slow at another time."""
+    desk, rng = Desk(path, rank, size), np.random.default_rng(rank)
+    told = {}
+    for turn in range(60):
+        n, dtype = PIECES[turn % len(PIECES)]
+        tensor = numbers(rank, turn, n, dtype)
+        if rng.random() < 0.2:
+            time.sleep(rng.random() * 2e-3)
+        desk.add_up(tensor)
+        told[f"{turn}"] = tensor.numpy()
+    np.savez(results / f"{rank}.npz", **told)
+    desk.close()
+
+
+def test_a_desk_adds_up_in_the_order_of_ranks_whoever_is_late(tmp_path):
+    children = [
+        FORKS.Process(target=lays_down, args=(rank, 3, tmp_path / "meet", tmp_path))
+        for rank in range(3)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(DEADLINE)
+        child.kill()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    for rank in range(3):
+        told = np.load(tmp_path / f"{rank}.npz")
+        for turn in range(60):
+            n, dtype = PIECES[turn % len(PIECES)]
+            first, second, third = (numbers(r, turn, n, dtype) for r in range(3))
+            assert np.array_equal(told[f"{turn}"], (first + second + third).numpy()), turn
+
+
+def test_a_part_of_a_tensor_is_added_up_in_its_place(tmp_path):
+    """A view with gaps, whose other elements stay."""
+    desks = [None, None]
+
+    def meet(rank):
+        desks[rank] = Desk(tmp_path / "meet", rank, 2)
+
+    def add(rank, table):
+        desks[rank].add_up(table[:, 1])
+
+    tables = [torch.full((3, 2), rank + 1.0) for rank in range(2)]
+    for target, arguments in ((meet, [(0,), (1,)]), (add, [(0, tables[0]), (1, tables[1])])):
+        threads = [threading.Thread(target=target, args=each) for each in arguments]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+    for rank, table in enumerate(tables):
+        assert table[:, 1].tolist() == [3.0] * 3
+        assert table[:, 0].tolist() == [rank + 1.0] * 3
+    for desk in desks:
+        desk.close()
+        desk.close()
+
+
+def is_killed(rank, path, results):
+    team = Together(path, rank, 2, timeout=60.0)
+    team.sum(torch.ones(4))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    try:
+        team.sum(torch.ones(4))
+    except Lost as failure:
+        results.write_text(f"{time.monotonic() - begun} {failure}")
+
+
+def test_a_learner_that_is_killed_is_noticed_at_once(tmp_path):
+    codes = run_together(is_killed, tmp_path / "meet", tmp_path / "said")
+    assert codes == [0, -signal.SIGKILL]
+    seconds, _, said = (tmp_path / "said").read_text().partition(" ")
+    assert float(seconds) < 10, "and not after the timeout"
+    assert "learner 1 is gone" in said
+
+
+def test_a_learner_that_never_comes_is_not_waited_for_for_ever(tmp_path):
+    with pytest.raises(RuntimeError, match="learner 1 has not come"):
+        Desk(tmp_path / "meet", 0, 2, timeout=0.1)
 
 
 class Threads:

@@ -490,7 +490,7 @@ def _measured(config: Any) -> Any:
         print(told, end=end, file=sys.stderr, flush=True)
 
     try:
-        return _module("profile").measure(config, say)
+        return _module("profiler").measure(config, say)
     finally:
         if live:
             print(begin, end="", file=sys.stderr, flush=True)

@@ -676,7 +676,7 @@ def _shared_equally(store: Store, learners: int) -> Store:
     )
 
 
-def _check_halves(config: Config, env: Env) -> None:
+def check_halves(config: Config, env: Env) -> None:
     """Can one half of the envs simulate while actions are chosen for the other?"""
     if not config.scale.halves:
         return
@@ -706,7 +706,7 @@ def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = No
     spare = []
     if spec is None:
         spare = [make(scale.envs_per_actor)]
-        _check_halves(config, spare[0])
+        check_halves(config, spare[0])
         spec = make_spec(config, spare[0].spec)
     joined = Topology(config, spec, make, spare)
     joined.check_memory()

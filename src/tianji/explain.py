@@ -14,7 +14,7 @@ from typing import Any
 from tianji import trace
 from tianji.critical import Chain, Cycle, chain, cycle, waiting, waits_for
 from tianji.errors import Refusal
-from tianji.folder import FAULTS, PLAN, STALENESS, find_run
+from tianji.folder import FAULTS, PLAN, STALENESS, find_run, read_json
 from tianji.history import History
 from tianji.trace import Track
 
@@ -148,8 +148,8 @@ class _Reader:
         self._running = running
         self._missing: dict[str, str] = {}
         self._config = _toml(folder / "config.toml")
-        self._manifest = _json(folder / "manifest.json") or {}
-        self._result = _json(folder / "result.json") or {}
+        self._manifest = read_json(folder / "manifest.json") or {}
+        self._result = read_json(folder / "result.json") or {}
         self._history = History.read(folder)
         self._last = self._history.rows[-1] if self._history.rows else {}
         self._outdated = self._last.get("updates", 0) > self._result.get("updates", math.inf)
@@ -336,7 +336,7 @@ class _Reader:
         return {"mean": mean, "max": max(y for _, y in self._history.series("staleness/max"))}
 
     def _histogram(self) -> Mapping[str, Sequence[float]] | None:
-        found = _json(self._folder / STALENESS)
+        found = read_json(self._folder / STALENESS)
         if found is None:
             self._missing["staleness"] = (
                 f"there is no {STALENESS}: no update had consumed anything when it was to be "
@@ -347,7 +347,7 @@ class _Reader:
     def _planned(
         self, rates: Mapping[str, float], counts: Mapping[str, float | None]
     ) -> Planned | None:
-        plan = _json(self._folder / PLAN)
+        plan = read_json(self._folder / PLAN)
         if plan is None:
             self._missing["plan"] = (
                 f"there is no {PLAN}: the counts of actors, envs and learners came from the "
@@ -531,15 +531,6 @@ def _whole(kinds: Mapping[str, float]) -> dict[str, float]:
 def _of(config: Mapping[str, Any], section: str, key: str, otherwise: int) -> int:
     value = config.get(section, {}).get(key, otherwise)
     return value if isinstance(value, int) else otherwise
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    """None where there is no such file, or only half of it."""
-    try:
-        found = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _toml(path: Path) -> dict[str, Any]:

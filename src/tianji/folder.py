@@ -126,6 +126,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None where there is no such file, or only half of it."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     try:
         path.write_text(json.dumps(content, indent=2) + "\n")

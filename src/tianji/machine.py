@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,12 @@ def manifest(seed: int, identity: str) -> dict[str, Any]:
         "packages": {package: version(package) for package in PACKAGES},
         "machine": {"system": platform.platform(), "cpu": cpu_model(), "cores": cores()},
     }
+
+
+_fence = threading.Lock()
+
+
+def fence() -> None:
+    """No load or store passes: taking a lock is the cheapest full barrier that Python has."""
+    with _fence:
+        pass

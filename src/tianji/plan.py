@@ -78,6 +78,10 @@ class Rates:
     """where updates were computed"""
     team: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
     """learners that share a batch: their update's seconds over those of one alone"""
+    inside_act: float = 1.0
+    """times that acting takes longer in a process that also learns"""
+    inside_learn: float = 1.0
+    """times that learning takes longer in a process that also acts"""
 
     def step(self, envs: int) -> float:
         """Seconds of one step of so many envs; between what was measured, on a line in logarithms;
@@ -208,9 +212,10 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
 def _serial(task: Task, rates: Rates, choice: Choice) -> Prediction:
     """One process does all, one after the other."""
     R = choice.rows_per_rollout
-    acting = (choice.rollout_length * rates.step(choice.envs) + rates.begin) / R
+    acting = choice.rollout_length * rates.step(choice.envs) * rates.inside_act
+    acting = (acting + rates.begin) / R
     passing = rates.receive / R + rates.serve / task.rows
-    learning = rates.update(choice.cores) / task.rows
+    learning = rates.update(choice.cores) * rates.inside_learn / task.rows
     sides: dict[Binding, float] = {
         "actors": 1 / acting, "learner": 1 / learning, "channel": 1 / passing
     }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tianji import profile as profiles
-from tianji.build import Topology, make_spec
+from tianji import profiler
 from tianji.config import Config
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
@@ -51,7 +51,7 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
     """The best way to spread a config over so many cores, by default all that there are. With more
     than one group, at most so many, each learns from batches of its own."""
     cores = _cores(cores)
-    _, env = profiles.task_and_env(profiles.template(config))
+    env = profiler.see(profiler.template(config)).env
 
     def allowed(choice: Choice) -> bool:
         return possible(config, choice, env, profile.task)
@@ -69,12 +69,9 @@ def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
     """Would a run begin that way, and learn from as much at an update?"""
     other = spread(config, choice)
     try:
-        joined = Topology(other, make_spec(other, env), lambda envs: other.env.make(envs))
-        same = joined.balance.steps_per_update == task.rows
-        joined.check_memory()
+        return profiler.join(other, env).balance.steps_per_update == task.rows
     except Refusal:
         return False
-    return same
 
 
 def what_if(
@@ -143,7 +140,7 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
     """The config as a plan spreads it, and the plan: the one that a file has, or the best that
     there is, from the profile if one was kept, else from a look of two seconds."""
     if path is None:
-        profile = profiles.cached(config) or profiles.look(config)
+        profile = profiles.cached(config) or profiler.look(config)
         found = make(config, profile)
         return spread(config, found.best.choice), tree(found, profile)
     written, choice = _read(path)

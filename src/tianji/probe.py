@@ -29,14 +29,14 @@ from tianji.channel import Channel, Inbox
 from tianji.config import CheckpointConfig, Config, StopConfig
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
-from tianji.env import Env
+from tianji.env import Env, Score, TimeStep
 from tianji.errors import Failure
 from tianji.machine import keep_memory, kept_waiting
 from tianji.role import Did, State, generator
 from tianji.run import train
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
-from tianji.types import STEPS, leaf, rollout_layout
+from tianji.types import STEPS, Array, Leaves, leaf, rollout_layout
 
 Measured = dict[str, Any]
 Measurement = Callable[[], Measured]
@@ -275,19 +275,62 @@ def _spec(config: Config, env: Env) -> Spec:
     )  # fmt: skip
 
 
-def learning(config: Config, cores: Sequence[Sequence[int]], seconds: float) -> Measurement:
-    """All roles of a run in one process: seconds of an update with each of these sets of cores, and
-    of what the buffer does for a rollout and for an update."""
+class Repeated:
+    """A few envs that are shown as many, where learning is measured and envs take long to make: it
+    does not mind that some see the same."""
+
+    def __init__(self, env: Env, num_envs: int) -> None:
+        self.spec, self.num_envs = env.spec, num_envs
+        self._env = env
+        self._which = np.arange(num_envs) % env.num_envs
+
+    def reset(self, seed: int) -> Leaves:
+        return self._shown(self._env.reset(seed))
+
+    def step(self, action: Array) -> TimeStep:
+        step = self._env.step(action[: self._env.num_envs])
+        reward, terminated, truncated, valid = (column[self._which] for column in step[1:5])
+        score = Score(*(None if column is None else column[self._which] for column in step.score))
+        observation = self._shown(step.observation)
+        return TimeStep(observation, reward, terminated, truncated, valid, score)
+
+    def render(self) -> Array:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _shown(self, observation: Leaves) -> Leaves:
+        return {name: column[self._which] for name, column in observation.items()}
+
+
+def learning(
+    config: Config, cores: Sequence[Sequence[int]], seconds: float, most_envs: int
+) -> Measurement:
+    """All roles of a run in one process: seconds of an update with each of these sets of cores; of
+    what the buffer does for a rollout and for an update; and of a step of the actor. At most so
+    many real envs are made."""
+    if config.scale.envs_per_actor > most_envs:
+        scale = dataclasses.replace(config.scale, halves=False, env_threads=1)
+        config = dataclasses.replace(config, scale=scale)
+
+    def make(num_envs: int) -> Env:
+        few = config.env.make(min(num_envs, most_envs), False, scale.env_threads, scale.halves)
+        return few if few.num_envs == num_envs else Repeated(few, num_envs)
+
+    scale = config.scale
     torch.set_num_threads(len(cores[0]))
     os.sched_setaffinity(0, cores[0])
-    built = assemble(topology(config), Memory())
+    built = assemble(topology(config, make), Memory())
+    (actor,) = built.actors
     built.learner.begin()
     driver = Serial(built.roles)
     _until_updates(driver, built, 1)
 
     def measure() -> Measured:
         found: dict[str, float] = {}
-        more: dict[str, list[float]] = {"take": [], "receive": [], "serve": [], "consumed": []}
+        names = ("take", "receive", "serve", "consumed", "act")
+        more: dict[str, list[float]] = {name: [] for name in names}
         for where in cores:
             os.sched_setaffinity(0, where)
             torch.set_num_threads(len(where))
@@ -296,30 +339,33 @@ def learning(config: Config, cores: Sequence[Sequence[int]], seconds: float) -> 
             while time.perf_counter() < end or not each:
                 part = Slice(driver)
                 received, version = built.buffer._balance.received, built.learner.version
-                consumed = built.learner.consumed
+                consumed, steps = built.learner.consumed, actor.steps
                 _until_updates(driver, built, 1 + len(each))
                 updates = built.learner.version - version
                 rollouts = built.buffer._balance.received - received
                 each.append(part.seconds(*LEARNING) / updates)
                 if where is cores[-1]:
                     more["consumed"].append((built.learner.consumed - consumed) / updates)
+                    if actor.steps > steps:
+                        acted = part.seconds("actor/infer", "actor/simulate")
+                        more["act"].append(acted / (actor.steps - steps))
                     more["take"].append(part.seconds("learner/take") / updates)
-                    more["receive"].append(
-                        part.seconds("buffer/receive", "buffer/grant") / max(1, rollouts)
-                    )
+                    if rollouts:
+                        received_s = part.seconds("buffer/receive", "buffer/grant")
+                        more["receive"].append(received_s / rollouts)
                     more["serve"].append(
                         part.seconds("buffer/serve", "buffer/prioritize") / updates
                     )
             found[str(len(where))] = statistics.median(each)
-        told = {name: statistics.median(values) for name, values in more.items()}
+        told = {name: statistics.median(values or [0.0]) for name, values in more.items()}
         return {"learn": found} | told
 
     return measure
 
 
-def team(config: Config, seconds: float) -> Measurement:
-    """A real run whose learners share every batch: seconds of an update of the first one, its
-    waiting for the others' sums included."""
+def running(config: Config, seconds: float) -> Measurement:
+    """A real run: seconds of an update of its learner, in its own process; of the first one where
+    several share every batch, its waiting for the others' sums included."""
     bounded = dataclasses.replace(
         config,
         stop=StopConfig(seconds=seconds),

@@ -63,6 +63,8 @@ class Recorder:
         """`limits` are the stop conditions, as `trigger.Reached` has them; `started` is the clock's
         reading that elapsed seconds count from; `interval` is in seconds."""
         self.rows_lost = 0
+        self.predicted: float | None = None
+        """new steps per second, by the plan that the run follows"""
         self._view = view
         self._limits = dict(limits)
         self._clock = clock
@@ -369,6 +371,8 @@ class Recorder:
             "flow/received_sps": rates.received,
             "flow/consumed_sps": rates.consumed,
         }
+        if self.predicted is not None:
+            row["plan/predicted_sps"] = self.predicted
         if (win_rate := self._episodes.win_rate) is not None:
             row["rollout/win_rate"] = win_rate
         if (received := last.received - before.received) > 0:

@@ -38,6 +38,7 @@ from tianji.folder import (
     find_run,
     locked,
     make_folder,
+    read_json,
     rewrite_config,
     run_folder,
     save_batch,
@@ -162,7 +163,7 @@ def _go_on(
 ) -> Result:
     with Signals() as signals, contextlib.closing(_Engines(config, server)) as engines:
         engines.make()
-        going_on = _Run(config, folder, engines, view, age)
+        going_on = _Run(config, folder, engines, view, age, read_json(folder / PLAN))
         going_on.restore(checkpoint)
         return going_on.go(signals)
 
@@ -297,6 +298,8 @@ class _Run:
         self._start_s = 0.0
         self._unsaved = self._lost = 0
         self._planned = planned
+        if planned is not None:
+            self._recorder.predicted = planned.get("predicted", {}).get("new")
         self.refused = False
         """did it end before anything was done that is worth keeping?"""
 
@@ -379,7 +382,7 @@ class _Run:
         self._recorder.begin()
         title = f"{self._config.algorithm.name} · {self._config.env.id}"
         self._view.begin(title, {"run": str(self._folder), "seed": self._config.seed})
-        if self._planned is not None:
+        if self._planned is not None and self._resumed is None:
             from tianji import planner
 
             self._recorder.event(planner.said(self._planned))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from tianji.machine import fence
 from tianji.types import Array
 
 if TYPE_CHECKING:  # whoever only acts or looks need not wait for torch
@@ -66,7 +69,7 @@ class Alone:
 
 
 class Together:
-    """Several learners, each in a process of its own, through torch.distributed."""
+    """Several learners, each in a process of its own."""
 
     def __init__(
         self,
@@ -78,30 +81,24 @@ class Together:
     ) -> None:
         """They meet in the file at `path`, which must be new; returns when all are there. Each has
         a GPU of its own, as far as there are enough."""
-        import torch
-        import torch.distributed as dist
-
         self.rank, self.size = rank, size
         self._device = device
-        gpus = torch.cuda.device_count() if device == "cuda" else 0
-        if gpus:
-            torch.cuda.set_device(rank % gpus)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        self._try(
-            lambda: dist.init_process_group(
-                # nccl refuses two learners on one GPU; gloo goes through the host's memory.
-                "nccl" if gpus >= size else "gloo",
-                store=dist.FileStore(str(path), size),  # type: ignore[attr-defined]
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout),
-            )
-        )
+        gpus = _gpus() if device == "cuda" else 0
+        self._sums: Desk | _Nccl
+        if gpus >= size:
+            self._sums = _Nccl(path, rank, size, timeout)
+        else:
+            self._sums = Desk(path, rank, size, timeout)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        import torch.distributed as dist
-
-        self._try(lambda: dist.all_reduce(tensor))
+        try:
+            self._sums.add_up(tensor)
+        except RuntimeError as error:
+            raise Lost(
+                f"learner {self.rank} lost the other {self.size - 1} of its group, so that it "
+                f"cannot go on alone: {error}. Look for the first of them that failed; its own "
+                f"message says why."
+            ) from error
         return tensor
 
     def gather(self, array: Array) -> list[Array]:
@@ -124,21 +121,137 @@ class Together:
         return self.sum(torch.from_numpy(mine.copy()).to(self._device)).cpu().numpy()
 
     def close(self) -> None:
-        """Also after a failure: gloo's threads would abort a process that ends without it."""
+        self._sums.close()
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+class Desk:
+    """Memory of several processes, in which each lays numbers down and reads those of all others.
+
+    For the k-th piece, everyone writes into the place of its own that has k's parity, then says so
+    by its count; who sees that all have come so far adds up their places, in the order of ranks, so
+    that all have the same sum bit for bit. Whoever writes piece k + 2 has seen everyone's count of
+    k + 1, and they had read piece k before: two places for each are enough.
+    """
+
+    PIECE = 1 << 20
+    """bytes of a place"""
+    SPIN, LOOK = 2e-4, 0.02
+    """seconds of waiting without sleep; and between looks at whether the others live"""
+
+    def __init__(self, path: Path | str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+        self._rank, self._size, self._timeout = rank, size, timeout
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        places = 2 * size * self.PIECE
+        os.posix_fallocate(self._file, 0, places + size * _LINE)  # rather an error than a signal
+        # Locked as long as this process lives, however it ends.
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, rank)
+        memory = mmap.mmap(self._file, places + size * _LINE)
+        self._places = np.frombuffer(memory, np.uint8, places).reshape(2, size, self.PIECE)
+        counts = memoryview(memory)[places:].cast("q")
+        self._counts = counts
+        self._others = [r for r in range(size) if r != rank]
+        self._count = 0
+        self._next()
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace it, in place, by the sum of all processes' tensors of this shape."""
+        import torch
+
+        mine = tensor.detach().cpu().contiguous().view(-1)
+        most = self.PIECE // mine.element_size()
+        for begin in range(0, len(mine), most):
+            piece = mine[begin : begin + most]
+            places = [self._place(rank, piece) for rank in range(self._size)]
+            places[self._rank].copy_(piece)
+            self._next()
+            torch.add(places[0], places[1], out=piece)
+            for place in places[2:]:
+                piece.add_(place)
+        if mine.data_ptr() != tensor.data_ptr():
+            tensor.copy_(mine.view(tensor.shape))
+
+    def close(self) -> None:
+        """The others see that it is gone."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _place(self, rank: int, like: Tensor) -> Tensor:
+        import torch
+
+        size = like.numel() * like.element_size()
+        return torch.from_numpy(self._places[self._count & 1, rank, :size]).view(like.dtype)
+
+    def _next(self) -> None:
+        """Say that what was laid down is there, and wait until everyone has said so."""
+        fence()
+        self._count += 1
+        self._counts[self._rank * _WORDS] = self._count
+        begun = time.perf_counter()
+        looked = begun
+        for rank in self._others:
+            while self._counts[rank * _WORDS] < self._count:
+                now = time.perf_counter()
+                if now - begun < self.SPIN:
+                    continue
+                if now - looked > self.LOOK:
+                    looked = now
+                    self._look_after(rank, now - begun)
+                time.sleep(5e-5)
+        fence()
+
+    def _look_after(self, rank: int, waited: float) -> None:
+        """Raise if there is no use in waiting for it."""
+        if waited > self._timeout:
+            raise RuntimeError(f"learner {rank} has not come for {waited:.0f} s")
+        if self._counts[rank * _WORDS] == 0:
+            return  # it is still to come, and holds no lock
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+        except OSError:
+            return
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
+        if self._counts[rank * _WORDS] < self._count:  # it may have come and gone meanwhile
+            raise RuntimeError(f"learner {rank} is gone")
+
+
+_WORDS = 8
+_LINE = 8 * _WORDS
+"""a line of the cache, so that counts of two processes do not share one"""
+
+
+class _Nccl:
+    """Sums of GPUs, one for each process."""
+
+    def __init__(self, path: Path | str, rank: int, size: int, timeout: float) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.cuda.set_device(rank)
+        dist.init_process_group(
+            "nccl",
+            store=dist.FileStore(str(path), size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )
+
+    def add_up(self, tensor: Tensor) -> None:
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
+
+    def close(self) -> None:
         import torch.distributed as dist
 
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    def _try(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except RuntimeError as error:
-            raise Lost(
-                f"learner {self.rank} lost the other {self.size - 1} of its group, so that it "
-                f"cannot go on alone: {error}. Look for the first of them that failed; its own "
-                f"message says why."
-            ) from error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import os
 import platform
 import select
 import struct
-import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tianji.channel import Channel, Gone, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
+from tianji.machine import fence
 from tianji.types import Array
 
 DESCRIPTOR = struct.Struct("<qqqq")
@@ -52,14 +52,6 @@ MOST_TRIES = 100_000
 
 ORDERED = platform.machine() in ("x86_64", "AMD64")
 """Do stores become visible in program order? Elsewhere a checksum finds what was torn."""
-
-_fence = threading.Lock()
-
-
-def fence() -> None:
-    """No load or store passes: taking a lock is the cheapest full barrier that Python has."""
-    with _fence:
-        pass
 
 
 def _available() -> int:
