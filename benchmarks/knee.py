@@ -19,7 +19,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in a run: threads that wait do n
 import argparse
 import sys
 import tempfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from speed import spread, timed
 from tianji import profiler
 from tianji.config import load_config
 from tianji.plan import Choice, predict
+from tianji.profile import Profile
 
 NAME = "ppo_acrobot"
 ENVS, T = 168, 12
@@ -79,10 +80,7 @@ def series(
     actors = [n for n in actors if n + learners <= here and n % learners == 0]
     if not actors:
         return []
-    config = load_config(
-        ROOT / "configs" / f"{NAME}.toml", [*asked(batches), f"scale.envs_per_actor={ENVS}"]
-    )
-    measured = profiler.measure(config)
+    measured = profiled(batches)
     kept: dict[int, list[dict[str, Any]]] = {n: [] for n in actors}
 
     def task(n: int) -> float:
@@ -104,6 +102,12 @@ def series(
             "predicted_consumption": p.capacity["learner"], "binding": p.binding,
         })  # fmt: skip
     return points
+
+
+@cache
+def profiled(batches: int) -> Profile:
+    overrides = [*asked(batches), f"scale.envs_per_actor={ENVS}"]
+    return profiler.measure(load_config(ROOT / "configs" / f"{NAME}.toml", overrides))
 
 
 def waiting(spent: dict[str, float]) -> float:

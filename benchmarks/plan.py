@@ -6,9 +6,9 @@ For each config: a profile; a prediction for every way to spread it over the cor
 that changes nothing of what is learnt (replay: with the envs that the plan chose); then real runs
 of these, interleaved with further profiles, as the machine's own speed drifts: the median rate of
 new steps is compared with the median prediction. Where there are more ways than --most, half of
-those that are run are predicted to be best, and the others are spread from there to the worst. The bars are
-an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of the
-best run. Results: benchmarks/results/plan_N_cores.json.
+those that are run are predicted to be best, and the others are spread from there to the worst. The
+bars are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches
+0.95 of the best run. Results: benchmarks/results/plan_N_cores.json.
 """
 
 import os

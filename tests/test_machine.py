@@ -8,6 +8,7 @@ import pytest
 from tianji.machine import (
     _cgroup_cores,
     _cgroup_memory,
+    core_order,
     gpu_model,
     process_cpu,
     process_rss,
@@ -86,3 +87,19 @@ def test_cores_are_those_of_the_control_group(tmp_path, limit, cores):
     (tmp_path / "fs" / "mine").mkdir(parents=True)
     (tmp_path / "fs" / "mine" / "cpu.max").write_text(limit + "\n")
     assert _cgroup_cores(tmp_path / "fs", tmp_path / "cgroup") == cores
+
+
+def test_the_second_threads_of_cores_are_used_last(tmp_path):
+    twins = {0: "0,4", 1: "1,5", 2: "2,6", 4: "0,4", 5: "1,5", 6: "2,6"}
+    for core, list_ in twins.items():
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{list_}\n")
+    assert core_order([0, 1, 2, 4, 5, 6], tmp_path) == [0, 1, 2, 4, 5, 6]
+    for core, list_ in {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}.items():
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(list_)
+    assert core_order([0, 1, 2, 3], tmp_path) == [0, 2, 1, 3]
+    assert core_order([3, 1, 2], tmp_path) == [1, 2, 3], "of a pair that is not whole, all count"
+    assert core_order([9, 8], tmp_path) == [8, 9], "and where nothing is known"
+    assert sorted(core_order()) == sorted(os.sched_getaffinity(0))

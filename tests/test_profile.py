@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tianji
@@ -16,6 +17,7 @@ from tianji.config import load_config
 from tianji.errors import Failure, Refusal
 from tianji.plan import Choice, Rates
 from tianji.probe import Job, alone, together
+from tianji.trace import Track
 
 CARTPOLE = {
     "env": {"id": "CartPole-v1"},
@@ -103,12 +105,55 @@ def test_learning_is_measured_by_cores(tree):
     one = profiler.template(load_config(tree))
     config = profiler.without_warmup(one, profiler.see(one).env)
     cores = sorted(os.sched_getaffinity(0))
-    told = alone(Job(lambda: probe.learning(config, [cores[:1]], 0.1, 8), cores[:1], 5.0))
+    told = alone(Job(lambda: probe.learning(config, {(cores[0],): 0.1}, 8), cores[:1], 5.0))
     assert told["learn"]["1"] > told["take"] > 0
     assert told["serve"] > 0
     assert told["receive"] > 0
     rows = 64 if tree is CARTPOLE else 16
     assert told["consumed"] == pytest.approx(rows, rel=0.2)
+
+
+def test_learning_needs_few_envs_where_they_take_long_to_make():
+    one = profiler.template(load_config(CARTPOLE))
+    cores = sorted(os.sched_getaffinity(0))
+    told = alone(Job(lambda: probe.learning(one, {(cores[0],): 0.1}, 3), cores[:1], 5.0))
+    assert told["consumed"] == pytest.approx(64, rel=0.2), "as many steps as with all of them"
+
+
+def test_a_few_envs_are_shown_as_many():
+    few, same = (tianji.env.make_env("CartPole-v1", n, {}) for n in (3, 3))
+    many = probe.Repeated(few, 8)
+    shown, seen = many.reset(5), same.reset(5)
+    assert shown["obs"].shape == (8, 4)
+    for _ in range(60):
+        action = np.arange(8) % 2
+        step, real = many.step(action), same.step(action[:3])
+        for name in ("reward", "terminated", "truncated", "valid"):
+            assert np.array_equal(getattr(step, name)[:3], getattr(real, name)), name
+            assert np.array_equal(getattr(step, name)[3:6], getattr(real, name)), name
+        assert np.array_equal(step.observation["obs"][6:], real.observation["obs"][:2])
+    assert seen["obs"].shape == (3, 4)
+    many.close()
+
+
+@pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
+def test_a_learner_of_its_own_is_measured_by_a_real_run(tree):
+    one = profiler.template(load_config(tree))
+    config = profiler.without_warmup(one, profiler.see(one).env)
+    told = alone(Job(lambda: probe.running(config, 0.3), sorted(os.sched_getaffinity(0)), 5.0))
+    assert 1e-5 < told["update"] < 0.3
+
+
+def test_the_time_of_an_update_is_all_that_a_learner_does_for_it():
+    """Three updates of 2 s with 1 s to take a batch before and 0.5 s to push after; waits and the
+    first one do not count."""
+    keys = ("learner/take", "learner/update", "learner/push", "learner/wait_buffer")
+    each = [(0, 1.0), (1, 2.0), (2, 0.5), (3, 4.0)]
+    events = [(3, 9.0), (0, 5.0), (1, 7.0), (2, 0.5), (3, 1.0), *each, *each]
+    key, seconds = zip(*events, strict=True)
+    end = np.cumsum(seconds)
+    track = Track("learner", keys, np.array(key), end - np.array(seconds), end)
+    assert probe._traced_update(track) == pytest.approx((0.5 + 3.0 + 0.5 + 3.0) / 2)
 
 
 def test_the_warm_up_is_not_waited_for():

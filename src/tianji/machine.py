@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,23 @@ def cores() -> int:
         mine = len(os.sched_getaffinity(0))
     quota = _cgroup_cores()
     return mine if quota is None else max(1, min(mine, int(quota)))
+
+
+def core_order(
+    mine: Iterable[int] | None = None, root: Path = Path("/sys/devices/system/cpu")
+) -> list[int]:
+    """The cores that this process may run on, in the order to use them: a core that computes two
+    threads at once counts as two, and its second one comes after the first ones of all others."""
+    order: list[tuple[int, int]] = []
+    used: Counter[str] = Counter()
+    for core in sorted(os.sched_getaffinity(0) if mine is None else mine):
+        try:
+            twins = (root / f"cpu{core}" / "topology" / "thread_siblings_list").read_text().strip()
+        except OSError:
+            twins = str(core)
+        order.append((used[twins], core))
+        used[twins] += 1
+    return [core for _, core in sorted(order)]
 
 
 def _cgroup_cores(

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -305,11 +305,11 @@ class Repeated:
 
 
 def learning(
-    config: Config, cores: Sequence[Sequence[int]], seconds: float, most_envs: int
+    config: Config, seconds: Mapping[tuple[int, ...], float], most_envs: int
 ) -> Measurement:
-    """All roles of a run in one process: seconds of an update with each of these sets of cores; of
-    what the buffer does for a rollout and for an update; and of a step of the actor. At most so
-    many real envs are made."""
+    """All roles of a run in one process: seconds of an update with each of these sets of cores, for
+    so many seconds, the smallest one last; of what the buffer does for a rollout and for an update;
+    and of a step of the actor. At most so many real envs are made."""
     if config.scale.envs_per_actor > most_envs:
         scale = dataclasses.replace(config.scale, halves=False, env_threads=1)
         config = dataclasses.replace(config, scale=scale)
@@ -319,6 +319,7 @@ def learning(
         return few if few.num_envs == num_envs else Repeated(few, num_envs)
 
     scale = config.scale
+    cores = list(seconds)
     torch.set_num_threads(len(cores[0]))
     os.sched_setaffinity(0, cores[0])
     built = assemble(topology(config, make), Memory())
@@ -335,7 +336,7 @@ def learning(
             os.sched_setaffinity(0, where)
             torch.set_num_threads(len(where))
             each: list[float] = []
-            end = time.perf_counter() + seconds
+            end = time.perf_counter() + seconds[where]
             while time.perf_counter() < end or not each:
                 part = Slice(driver)
                 received, version = built.buffer._balance.received, built.learner.version

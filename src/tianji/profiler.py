@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from tianji.build import Topology, check_halves, make_spec
 from tianji.config import Config
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
+from tianji.machine import core_order
 from tianji.machine import cores as cores_here
 from tianji.plan import MOST_ENVS, Rates, Task, between
 from tianji.probe import (
@@ -33,8 +33,8 @@ from tianji.transports.memory import Memory
 
 WHOLE = 45.0
 """seconds that a profile may take"""
-ACT, LEARN = 0.5, 3.0
-"""seconds for which acting and learning are looked at, with each number of envs and of cores"""
+ACT, LEARN = 0.5, 2.0
+"""seconds for which acting is looked at, with each number of envs, and learning on one core"""
 START = 3.0
 """seconds that a run takes beside its training, about"""
 ODD = 1.08
@@ -160,7 +160,7 @@ class _Profiler:
     def __init__(self, config: Config, progress: Progress) -> None:
         self._begun = time.monotonic()
         self._progress = progress
-        self._mine = sorted(os.sched_getaffinity(0))[: cores_here()]
+        self._mine = core_order()[: cores_here()]
         self._asked = config
         torch.set_num_threads(1)  # children are forked, and a pool of threads is not
         self._one = template(config)
@@ -168,8 +168,8 @@ class _Profiler:
         self._task = task_of(self._one, self._env)
         self._sooner = without_warmup(self._one, self._env)
         self._on_cpu = config.scale.device == "cpu"
-        self._learning_s = 0.0
-        """seconds that it took to measure learning, its preparation included"""
+        self._preparing_s = 0.0
+        """seconds until learning could be measured"""
         self._skipped: list[str] = []
 
     def whole(self) -> Profile:
@@ -202,7 +202,7 @@ class _Profiler:
             few = max(1, envs // 8)
             act[few] = alone(Job(lambda: acting(self._one, few, 0.2), mine, 1.0))["step"]
         most = self._at_once(0.3)
-        learnt = alone(Job(lambda: learning(self._sooner, [mine], 0.4, most), mine, 1.0))
+        learnt = alone(Job(lambda: learning(self._sooner, {tuple(mine): 0.4}, most), mine, 1.0))
         rates = Rates(
             act=act, begin=first["load"], send=5e-6, receive=learnt["receive"] + 1e-5,
             serve=learnt["serve"] + 1e-5, learn={1: learnt["learn"]["1"]}, take=learnt["take"],
@@ -276,23 +276,25 @@ class _Profiler:
         """All roles in one process, with several numbers of cores."""
         self._say("learning")
         before, most = self._left, self._at_once(MAKING)
-        sets = self._core_sets()
-        learnt = alone(Job(lambda: learning(self._sooner, sets, LEARN, most), self._mine, 30.0))
-        self._learning_s = before - self._left
+        sets = {
+            tuple(cores): LEARN if len(cores) == 1 else LEARN / 2 for cores in self._core_sets()
+        }
+        learnt = alone(Job(lambda: learning(self._sooner, sets, most), self._mine, 30.0))
+        self._preparing_s = max(0.0, before - self._left - sum(sets.values()))
         return learnt
 
     def _on_one_core(self, config: Config, seconds: float) -> Measurement:
-        return learning(config, [self._mine[:1]], seconds, self._at_once(MAKING))
+        return learning(config, {tuple(self._mine[:1]): seconds}, self._at_once(MAKING))
 
-    def _core_sets(self) -> list[list[int]]:
+    def _core_sets(self) -> list[tuple[int, ...]]:
         """Cores to learn with, from the most to one: all but one, and every half of it."""
         if not self._on_cpu:
-            return [self._mine[:1]]
+            return [tuple(self._mine[:1])]
         counts, most = {1, len(self._mine)}, max(1, len(self._mine) - 1)
         while most > 1:
             counts.add(most)
             most //= 2
-        return [self._mine[:count] for count in sorted(counts, reverse=True)]
+        return [tuple(self._mine[:count]) for count in sorted(counts, reverse=True)]
 
     def _inside_act(self, act: dict[int, float], learnt: Measured) -> float:
         """How much longer acting takes where one process also learns."""
@@ -316,7 +318,7 @@ class _Profiler:
                 continue
             scale = dataclasses.replace(self._sooner.scale, pin=True, cores=cores)
             run = dataclasses.replace(self._sooner, scale=scale)
-            job = Job(lambda c=run: running(c, seconds), self._mine[: cores + 1], seconds + START)  # type: ignore[misc]
+            job = Job(lambda c=run: running(c, seconds), self._mine, seconds + START)  # type: ignore[misc]
             found = alone(job)["update"]
             if cores == 1:
                 learn = {n: s * found / inside[1] for n, s in inside.items()}
@@ -332,9 +334,10 @@ class _Profiler:
         core beside it."""
         slow_act, slow_learn = {1: 1.0}, {1: 1.0}
         mine, task = self._mine, self._task
-        for busy in sorted({2, len(mine) // 2, len(mine)} - {0, 1}, reverse=True):
+        some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
+        for busy in sorted(some - {0, 1}, reverse=True):
             # a GPU has nobody beside it
-            expected = self._learning_s + inside if self._on_cpu else LEARN + 2.0
+            expected = self._preparing_s + LEARN + inside if self._on_cpu else LEARN + 2.0
             if not self._time_for(f"{busy} busy cores", expected):
                 continue
             envs = task.envs // (busy - 1) if task.on_policy else self._one.scale.envs_per_actor
@@ -371,8 +374,7 @@ class _Profiler:
             making = self._making * scale.envs_per_actor
             if not self._time_for(f"{learners} learners", seconds + START + making):
                 continue
-            cores = self._mine[: 2 * learners]
-            job = Job(lambda c=several, s=seconds: running(c, s), cores, seconds + START)  # type: ignore[misc]
+            job = Job(lambda c=several, s=seconds: running(c, s), self._mine, seconds + START)  # type: ignore[misc]
             found[learners] = alone(job)["update"] / apart
         return found
 
@@ -384,7 +386,7 @@ class _Profiler:
             other = self._with_batch(factor)
             if other is None or not begins(other, self._env):
                 continue
-            if not self._time_for(f"batches of {size}", self._learning_s * max(1.0, factor)):
+            if not self._time_for(f"batches of {size}", self._preparing_s + 1 + 2 * factor * known):
                 continue
             job = Job(lambda c=other: self._on_one_core(c, 0.5), self._mine[:1], 5.0)  # type: ignore[misc]
             found[size] = alone(job)["learn"]["1"]

@@ -25,7 +25,7 @@ from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure, Refusal
 from tianji.fault import Fault, parse
 from tianji.folder import read_plan
-from tianji.machine import cores
+from tianji.machine import core_order, cores
 from tianji.placement import placements
 from tianji.rebalance import Rebalancer, first_of
 from tianji.role import State, generator, generator_state
@@ -127,7 +127,7 @@ class LocalEngine:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
         self._scaling = scaling_of(read_plan(folder))
-        scale, mine = self._config.scale, sorted(os.sched_getaffinity(0))
+        scale, mine = self._config.scale, core_order()
         names = [name for group in self._groups for name in group.hosts]
         placed = placements(names, mine, scale.cores, scale.pin, scale.env_threads)
         self._placed = {placement.role: placement for placement in placed}
