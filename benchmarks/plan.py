@@ -30,7 +30,7 @@ from speed import spread, timed
 from tianji import planner, profiler
 from tianji.config import Config, load_config
 from tianji.machine import cores
-from tianji.plan import Choice, Prediction, predict, search
+from tianji.plan import Choice, Prediction, Task, predict, search
 from tianji.profile import Profile
 
 NAMES = ("ppo_cartpole", "dqn_cartpole", "ppo_pong", "dqn_pong", "qmix_3m")
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at least")
     parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
     arguments = parser.parse_args(own)
     cases, rows = {}, []
@@ -75,8 +75,11 @@ def one(name: str, more: list[str], rounds: int, seconds: float, most: int) -> d
     ways = sweep(config, profiles[0], planned.best, most)
     samples: dict[str, list[float]] = {str(i): [] for i in range(len(ways))}
     with tempfile.TemporaryDirectory() as folder:
-        tasks = {str(i): partial(rate, name, more, way.choice, seconds, Path(folder))
-                 for i, way in enumerate(ways)}  # fmt: skip
+        tasks = {
+            str(i): partial(rate, name, more, way.choice, long_enough(config, profiles[0].task,
+                                                                      way, seconds), Path(folder))
+            for i, way in enumerate(ways)
+        }  # fmt: skip
         for round in range(rounds):
             if round > 0:
                 profiles.append(profiler.measure(config))
@@ -102,6 +105,12 @@ def one(name: str, more: list[str], rounds: int, seconds: float, most: int) -> d
         "ways": told, "error": mine["error"], "reached": mine["measured"] / best,
         "profile_s": found.seconds, "rates": found.rates.tree(), "task": found.tree()["task"],
     }  # fmt: skip
+
+
+def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> float:
+    """Seconds of a run: so many, or until ten updates follow the warm-up."""
+    warmup = getattr(config.algorithm, "warmup", 0)
+    return max(seconds, 10 * task.rows / way.new + 2 * warmup / way.capacity["actors"])
 
 
 def sweep(config: Config, found: Profile, best: Prediction, most: int) -> list[Prediction]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from tianji.__main__ import main
 from tianji.config import load_config
 from tianji.errors import Failure, Refusal
 from tianji.plan import Choice, Rates
-from tianji.probe import Job, alone, together
+from tianji.probe import Probe, alone
 from tianji.trace import Track
 
 CARTPOLE = {
@@ -52,18 +53,49 @@ def a_profile(config, cores=4, **changes):
     return profiles.Profile(rates, task, facts, profiles.subject(config), 1.0, True)
 
 
-def test_measurements_begin_together_and_run_on_their_own_cores():
-    cores = sorted(os.sched_getaffinity(0))[:2]
+def test_a_process_measures_on_its_own_cores_as_often_as_it_is_asked():
+    cores = sorted(os.sched_getaffinity(0))
 
-    def prepare(at):
-        time.sleep(0.05 * at)
-        return lambda: {"at": time.monotonic(), "cores": sorted(os.sched_getaffinity(0))}
+    def prepare():
+        asked = []
 
-    begun = time.monotonic()
-    told = together([Job(lambda i=i: prepare(i), [core], 1.0) for i, core in enumerate(cores)])
-    assert all(t["at"] - begun >= 0.05 * (len(cores) - 1) for t in told), "all were ready"
-    assert [t["cores"] for t in told] == [[core] for core in cores]
-    assert sorted(os.sched_getaffinity(0))[:2] == cores, "and this process stays where it was"
+        def measure(seconds, more=0):
+            asked.append(seconds)
+            here = sorted(os.sched_getaffinity(0))
+            return {"sum": sum(asked) + more, "cores": here, "pid": os.getpid()}
+
+        return measure
+
+    with Probe(prepare, cores[:1]) as probe:
+        first, second = probe.ask(seconds=1), probe.ask(seconds=2, more=4)
+        assert (first["sum"], second["sum"]) == (1, 7)
+        assert first["pid"] == second["pid"] != os.getpid()
+        assert first["cores"] == cores[:1]
+        probe.begin(seconds=3)
+        assert probe.end()["sum"] == 6
+    assert sorted(os.sched_getaffinity(0)) == cores, "and this process stays where it was"
+    with pytest.raises(ProcessLookupError):
+        os.kill(first["pid"], 0)
+
+
+def test_a_process_that_rests_does_nothing_until_it_goes_on():
+    def prepare():
+        def measure(seconds):
+            begun = time.process_time()
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                pass
+            return {"cpu": time.process_time() - begun}
+
+        return measure
+
+    with Probe(prepare, sorted(os.sched_getaffinity(0))) as probe:
+        probe.begin(seconds=0.6)
+        time.sleep(0.1)
+        probe.rest()
+        time.sleep(0.7)
+        probe.go_on()
+        assert probe.end()["cpu"] < 0.4, "the time had gone by when it went on"
 
 
 def test_a_measurement_that_raises_says_what(capfd):
@@ -71,16 +103,17 @@ def test_a_measurement_that_raises_says_what(capfd):
         raise ValueError("no such thing")
 
     with pytest.raises(Failure, match="ValueError: no such thing"):
-        alone(Job(prepare, [0], 1.0))
+        alone(prepare, [0])
     assert "no such thing" in capfd.readouterr().err
 
 
 def test_a_measurement_that_hangs_or_is_killed_ends(monkeypatch):
-    monkeypatch.setattr(probe, "GRACE", 0.2)
+    monkeypatch.setattr(probe, "PATIENCE", 0.3)
     with pytest.raises(Failure, match="Does the env hang"):
-        alone(Job(lambda: lambda: time.sleep(100), [0], 0.1))
+        alone(lambda: lambda: time.sleep(100), [0])
+    monkeypatch.setattr(probe, "PATIENCE", 30.0)
     with pytest.raises(Failure, match="was killed"):
-        alone(Job(lambda: lambda: os.kill(os.getpid(), 9), [0], 5.0))
+        alone(lambda: lambda: os.kill(os.getpid(), 9), [0])
 
 
 def test_an_actor_is_measured_with_all_that_its_env_takes():
@@ -93,9 +126,9 @@ def test_an_actor_is_measured_with_all_that_its_env_takes():
         },
     }
     config = load_config(slow)
-    told = alone(Job(lambda: probe.acting(config, 4, 0.2), [0], 2.0))
+    told = alone(lambda: probe.acting(config, 4), [0], seconds=0.2)
     assert told["step"] > 0.004, "though it only sleeps"
-    quick = alone(Job(lambda: probe.acting(load_config(CARTPOLE), 4, 0.2), [0], 2.0))
+    quick = alone(lambda: probe.acting(load_config(CARTPOLE), 4), [0], seconds=0.2)
     assert 0 < quick["step"] < 0.004
     assert 0.8 < quick["valid"] <= 1.0
 
@@ -105,8 +138,9 @@ def test_learning_is_measured_by_cores(tree):
     one = profiler.template(load_config(tree))
     config = profiler.without_warmup(one, profiler.see(one).env)
     cores = sorted(os.sched_getaffinity(0))
-    told = alone(Job(lambda: probe.learning(config, {(cores[0],): 0.1}, 8), cores[:1], 5.0))
-    assert told["learn"]["1"] > told["take"] > 0
+    first = cores[:1]
+    told = alone(lambda: probe.learning(config, 8), first, cores=first, seconds=0.1)
+    assert told["learn"] > told["take"] > 0
     assert told["serve"] > 0
     assert told["receive"] > 0
     rows = 64 if tree is CARTPOLE else 16
@@ -116,7 +150,8 @@ def test_learning_is_measured_by_cores(tree):
 def test_learning_needs_few_envs_where_they_take_long_to_make():
     one = profiler.template(load_config(CARTPOLE))
     cores = sorted(os.sched_getaffinity(0))
-    told = alone(Job(lambda: probe.learning(one, {(cores[0],): 0.1}, 3), cores[:1], 5.0))
+    first = cores[:1]
+    told = alone(lambda: probe.learning(one, 3), first, cores=first, seconds=0.1)
     assert told["consumed"] == pytest.approx(64, rel=0.2), "as many steps as with all of them"
 
 
@@ -140,7 +175,7 @@ def test_a_few_envs_are_shown_as_many():
 def test_a_learner_of_its_own_is_measured_by_a_real_run(tree):
     one = profiler.template(load_config(tree))
     config = profiler.without_warmup(one, profiler.see(one).env)
-    told = alone(Job(lambda: probe.running(config, 0.3), sorted(os.sched_getaffinity(0)), 5.0))
+    told = alone(lambda: probe.running(config), sorted(os.sched_getaffinity(0)), seconds=0.3)
     assert 1e-5 < told["update"] < 0.3
 
 
@@ -164,9 +199,57 @@ def test_the_warm_up_is_not_waited_for():
     assert profiler.without_warmup(other, env).algorithm == other.algorithm
 
 
+def test_a_curve_is_drawn_towards_what_its_neighbours_let_expect():
+    drawn = profiler.smooth({1: 1.0, 2: 4.0, 4: 4.0, 8: 8.0})
+    assert drawn == pytest.approx(
+        {1: 1.0, 2: math.sqrt(8), 4: math.sqrt(4 * math.sqrt(32)), 8: 8.0}
+    )
+    assert profiler.smooth({8: 1.0}) == {8: 1.0}
+
+
+class Told:
+    """In the place of a probe: it says what it was given, one after the other."""
+
+    def __init__(self, key, *values):
+        self.key, self.values, self.resting = key, list(values), False
+
+    def ask(self, **how):
+        self.begin(**how)
+        return self.end()
+
+    def begin(self, **how):
+        pass
+
+    def end(self):
+        return {self.key: self.values.pop(0)}
+
+    def rest(self):
+        self.resting = True
+
+    def go_on(self):
+        self.resting = False
+
+
+def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
+    """Alone and beside others in turn: all takes twice as long from the second turn on."""
+    learner = Told("learn", 1.0, 1.5, 2.0, 3.0, 2.0, 3.0)
+    actor = Told("step", 0.1, 0.1, 0.2, 0.2, 0.2, 0.2)
+    others = [Told("", 0), Told("", 0)]
+    again = profiler._Again(learner, actor, [0])
+    assert again.slowed(others, 0.1) == pytest.approx((1.5, 1.0))
+    assert not any(other.resting for other in others)
+    assert again.learn == 2.0
+    assert again.act == pytest.approx(0.2)
+
+
+def test_what_is_measured_between_two_looks_is_compared_with_both():
+    again = profiler._Again(Told("learn", 1.0, 3.0), Told("step", 0.1, 0.1), [0])
+    assert again.beside(0.1, lambda: 5.0) == (5.0, 2.0)
+
+
 def test_a_channel_between_two_processes_is_measured():
     cores = sorted(os.sched_getaffinity(0))
-    told = alone(Job(lambda: probe.channel(0.05, cores[-1:]), cores[:1], 2.0))
+    told = alone(lambda: probe.channel(cores[-1:]), cores[:1], seconds=0.05)
     assert 0 < told["push"] < 0.1
     assert 0 < told["wake"] < 1.0
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,75 +39,71 @@ from tianji.transports.shm import Shm
 from tianji.types import STEPS, Array, Leaves, leaf, rollout_layout
 
 Measured = dict[str, Any]
-Measurement = Callable[[], Measured]
-"""to be called once all is ready; what it returns is JSON"""
+Measurement = Callable[..., Measured]
+"""to be called once all is ready, as often as wanted; what it takes and returns is JSON"""
 
 SLICES = 5
 """of a measurement, of which the median is told: others may use the machine"""
-GRACE = 60.0
-"""seconds that a child may take longer than it was asked to"""
+PATIENCE = 90.0
+"""seconds after which a measurement hangs"""
+WARM = 0.3
+"""seconds for which an actor is let run before it is measured, at most"""
 LEARNING = ("learner/take", "learner/update", "learner/push")
 RECEIVE = Did("receive")
 NO_ROLLOUT = Did(waits="actor")
 
 
-class Job:
-    """What is measured, and on which cores."""
+class Probe:
+    """A process that measures when it is asked to, on cores of its own."""
 
-    def __init__(
-        self, prepare: Callable[[], Measurement], cores: Sequence[int], seconds: float
-    ) -> None:
-        self.prepare = prepare
-        self.cores = tuple(cores)
-        self.seconds = seconds
-        """that it is expected to take, preparation included"""
-
-
-def alone(job: Job) -> Measured:
-    return together([job])[0]
-
-
-def together(jobs: Sequence[Job]) -> list[Measured]:
-    """Measure all at the same time: each in a child, and none begins before all are ready."""
-    with contextlib.ExitStack() as ending:
-        children = [_Child(job) for job in jobs]
-        for child in children:
-            ending.callback(child.close)
-        for child in children:
-            child.until_ready()
-        for child in children:
-            child.go()
-        return [child.result() for child in children]
-
-
-class _Child:
-    """A process that measures."""
-
-    def __init__(self, job: Job) -> None:
+    def __init__(self, prepare: Callable[[], Measurement], cores: Sequence[int]) -> None:
+        """`prepare` is called there; `ready` waits until it has ended."""
         down, up = os.pipe(), os.pipe()
         parent = os.getpid()
-        self._job = job
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
             os.close(down[1])
             os.close(up[0])
-            _measure(job, down[0], up[1], parent)
+            _measure(prepare, cores, down[0], up[1], parent)
         os.close(down[0])
         os.close(up[1])
         self._down, self._up = down[1], up[0]
         self._said = b""
+        self._is_ready = False
 
-    def until_ready(self) -> None:
-        self._line()
+    def __enter__(self) -> Probe:
+        return self
 
-    def go(self) -> None:
-        os.write(self._down, b"go\n")
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def result(self) -> Measured:
+    def ready(self) -> None:
+        if not self._is_ready:
+            self._line()
+            self._is_ready = True
+
+    def begin(self, **how: Any) -> None:
+        """Let it measure, without waiting for it."""
+        self.ready()
+        os.write(self._down, json.dumps(how).encode() + b"\n")
+
+    def end(self) -> Measured:
+        """What came of it."""
         found: Measured = json.loads(self._line())
         return found
+
+    def ask(self, **how: Any) -> Measured:
+        self.begin(**how)
+        return self.end()
+
+    def rest(self) -> None:
+        """Stop it where it is, until `go_on`."""
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -118,13 +114,13 @@ class _Child:
 
     def _line(self) -> bytes:
         """What it says next; raises what it failed with."""
-        end = time.monotonic() + self._job.seconds + GRACE
+        end = time.monotonic() + PATIENCE
         while b"\n" not in self._said:
             left = end - time.monotonic()
             if left <= 0:
                 raise Failure(
-                    f"a measurement that was to take {self._job.seconds:.0f} s has not ended after "
-                    f"{self._job.seconds + GRACE:.0f} s, so there is no profile. Does the env hang?"
+                    f"a measurement that was to take seconds has not ended after {PATIENCE:.0f} s, "
+                    f"so there is no profile. Does the env hang?"
                 )
             if not _readable(self._up, left):
                 continue
@@ -137,23 +133,31 @@ class _Child:
         return line
 
 
+def alone(prepare: Callable[[], Measurement], cores: Sequence[int], /, **how: Any) -> Measured:
+    """One measurement, in a process that ends with it."""
+    with Probe(prepare, cores) as probe:
+        return probe.ask(**how)
+
+
 def _readable(fd: int, seconds: float) -> bool:
     return bool(select.select([fd], [], [], seconds)[0])
 
 
-def _measure(job: Job, down: int, up: int, parent: int) -> None:
+def _measure(
+    prepare: Callable[[], Measurement], cores: Sequence[int], down: int, up: int, parent: int
+) -> None:
     """The child's whole life."""
     code = 1
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers, and ends this
-        os.sched_setaffinity(0, job.cores)
+        os.sched_setaffinity(0, cores)
         torch.set_num_threads(1)
         keep_memory()
-        measurement = job.prepare()
+        measurement = prepare()
         os.write(up, b"ready\n")
-        os.read(down, 3)
-        os.write(up, json.dumps(measurement()).encode() + b"\n")
+        for how in os.fdopen(down):
+            os.write(up, json.dumps(measurement(**json.loads(how))).encode() + b"\n")
         code = 0
     except BaseException as error:
         traceback.print_exc()
@@ -209,9 +213,10 @@ class Sink:
         pass
 
 
-def acting(config: Config, envs: int, seconds: float) -> Measurement:
+def acting(config: Config, envs: int) -> Measurement:
     """An actor with so many envs and nobody to wait for: seconds of a step of all of them, of what
-    a rollout takes beside its steps, and the share of steps that are not resets."""
+    a rollout takes beside its steps, and the share of steps that are not resets. Takes `seconds`
+    to measure for."""
     scale = dataclasses.replace(config.scale, engine="local", actors=1, envs_per_actor=envs)
 
     def make(num_envs: int) -> Env:
@@ -240,11 +245,11 @@ def acting(config: Config, envs: int, seconds: float) -> Measurement:
     )
     sink = Sink(transport.inbox(lane))
     driver = Serial([actor, sink])
-    deadline = time.perf_counter() + seconds
+    deadline = time.perf_counter() + WARM
     while sink.rollouts < 2 and time.perf_counter() < deadline:
         driver.step()
 
-    def measure() -> Measured:
+    def measure(seconds: float) -> Measured:
         steps, loads = [], []
         for _ in range(SLICES):
             part = Slice(driver)
@@ -304,12 +309,10 @@ class Repeated:
         return {name: column[self._which] for name, column in observation.items()}
 
 
-def learning(
-    config: Config, seconds: Mapping[tuple[int, ...], float], most_envs: int
-) -> Measurement:
-    """All roles of a run in one process: seconds of an update with each of these sets of cores, for
-    so many seconds, the smallest one last; of what the buffer does for a rollout and for an update;
-    and of a step of the actor. At most so many real envs are made."""
+def learning(config: Config, most_envs: int) -> Measurement:
+    """All roles of a run in one process, with as many threads as it has cores: seconds of an
+    update, of what the buffer does for a rollout and for an update, and of a step of the actor; at
+    most so many real envs are made. Takes `cores` and `seconds` to measure with and for."""
     if config.scale.envs_per_actor > most_envs:
         scale = dataclasses.replace(config.scale, halves=False, env_threads=1)
         config = dataclasses.replace(config, scale=scale)
@@ -319,61 +322,53 @@ def learning(
         return few if few.num_envs == num_envs else Repeated(few, num_envs)
 
     scale = config.scale
-    cores = list(seconds)
-    torch.set_num_threads(len(cores[0]))
-    os.sched_setaffinity(0, cores[0])
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     built = assemble(topology(config, make), Memory())
     (actor,) = built.actors
     built.learner.begin()
     driver = Serial(built.roles)
     _until_updates(driver, built, 1)
 
-    def measure() -> Measured:
-        found: dict[str, float] = {}
-        names = ("take", "receive", "serve", "consumed", "act")
-        more: dict[str, list[float]] = {name: [] for name in names}
-        for where in cores:
-            os.sched_setaffinity(0, where)
-            torch.set_num_threads(len(where))
-            each: list[float] = []
-            end = time.perf_counter() + seconds[where]
-            while time.perf_counter() < end or not each:
-                part = Slice(driver)
-                received, version = built.buffer._balance.received, built.learner.version
-                consumed, steps = built.learner.consumed, actor.steps
-                _until_updates(driver, built, 1 + len(each))
-                updates = built.learner.version - version
-                rollouts = built.buffer._balance.received - received
-                each.append(part.seconds(*LEARNING) / updates)
-                if where is cores[-1]:
-                    more["consumed"].append((built.learner.consumed - consumed) / updates)
-                    if actor.steps > steps:
-                        acted = part.seconds("actor/infer", "actor/simulate")
-                        more["act"].append(acted / (actor.steps - steps))
-                    more["take"].append(part.seconds("learner/take") / updates)
-                    if rollouts:
-                        received_s = part.seconds("buffer/receive", "buffer/grant")
-                        more["receive"].append(received_s / rollouts)
-                    more["serve"].append(
-                        part.seconds("buffer/serve", "buffer/prioritize") / updates
-                    )
-            found[str(len(where))] = statistics.median(each)
-        told = {name: statistics.median(values or [0.0]) for name, values in more.items()}
-        return {"learn": found} | told
+    def measure(cores: Sequence[int], seconds: float) -> Measured:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(len(cores))
+        found: dict[str, list[float]] = {}
+        updates_each, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end or not found:
+            part = Slice(driver)
+            received, version = built.buffer._balance.received, built.learner.version
+            consumed, steps = built.learner.consumed, actor.steps
+            updates_each += 1
+            _until_updates(driver, built, updates_each)
+            updates = built.learner.version - version
+            spent = {
+                "learn": (updates, LEARNING),
+                "take": (updates, ("learner/take",)),
+                "serve": (updates, ("buffer/serve", "buffer/prioritize")),
+                "receive": (
+                    built.buffer._balance.received - received, ("buffer/receive", "buffer/grant")
+                ),
+                "act": (actor.steps - steps, ("actor/infer", "actor/simulate")),
+            }  # fmt: skip
+            for name, (times, keys) in spent.items():
+                if times:
+                    found.setdefault(name, []).append(part.seconds(*keys) / times)
+            found.setdefault("consumed", []).append((built.learner.consumed - consumed) / updates)
+        return {name: statistics.median(values) for name, values in found.items()}
 
     return measure
 
 
-def running(config: Config, seconds: float) -> Measurement:
+def running(config: Config) -> Measurement:
     """A real run: seconds of an update of its learner, in its own process; of the first one where
-    several share every batch, its waiting for the others' sums included."""
-    bounded = dataclasses.replace(
-        config,
-        stop=StopConfig(seconds=seconds),
-        checkpoint=CheckpointConfig(store="never", seconds=math.inf),
-    )
+    several share every batch, its waiting for the others' sums included. Takes `seconds`."""
 
-    def measure() -> Measured:
+    def measure(seconds: float) -> Measured:
+        bounded = dataclasses.replace(
+            config,
+            stop=StopConfig(seconds=seconds),
+            checkpoint=CheckpointConfig(store="never", seconds=math.inf),
+        )
         with tempfile.TemporaryDirectory() as runs:
             folder = Path(train(bounded, runs=runs).run_dir)
             first = next(track for track in trace.read(folder) if track.host == "learner")
@@ -398,9 +393,10 @@ def _until_updates(driver: Serial, built: Built, updates: int) -> None:
         driver.step()
 
 
-def channel(seconds: float, cores: Sequence[int]) -> Measurement:
+def channel(cores: Sequence[int]) -> Measurement:
     """Two processes and a channel between them: seconds that a push takes, that its receipt takes,
-    and from a push until the other side has noticed. The other one runs on `cores`."""
+    and from a push until the other side has noticed. The other one runs on `cores`. Takes `seconds`
+    to measure for, once."""
     transport = Shm()
     there, back = (Channel(name, {"head": leaf((8,), np.int64)}, 16) for name in ("there", "back"))
     for conduit in (there, back):
@@ -411,7 +407,7 @@ def channel(seconds: float, cores: Sequence[int]) -> Measurement:
     outbox, inbox = transport.outbox(there), transport.inbox(back)
     inbox.grant(0)
 
-    def measure() -> Measured:
+    def measure(seconds: float) -> Measured:
         round_trips: list[float] = []
         pushes: list[float] = []
         probes: list[float] = []

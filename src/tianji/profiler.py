@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,31 +20,32 @@ from tianji.machine import core_order
 from tianji.machine import cores as cores_here
 from tianji.plan import MOST_ENVS, Rates, Task, between
 from tianji.probe import (
-    Job,
     Measured,
     Measurement,
+    Probe,
     acting,
     alone,
     channel,
     learning,
     running,
-    together,
 )
 from tianji.profile import Profile, facts, subject
 from tianji.transports.memory import Memory
 
 WHOLE = 45.0
 """seconds that a profile may take"""
-ACT, LEARN = 0.5, 2.0
+ACT, LEARN = 0.4, 2.0
 """seconds for which acting is looked at, with each number of envs, and learning on one core"""
 START = 3.0
 """seconds that a run takes beside its training, about"""
-ODD = 1.08
-"""times what its neighbours let expect, from which on a measurement is made again"""
+TURNS = 3
+"""times that a busy machine and an idle one are looked at in turn"""
 TEAMS = (2, 4)
 """learners that are measured together"""
 SHORT = 0.05
 """seconds of an update, at most, that are told apart by whether its process also acts"""
+LONG = 0.5
+"""seconds of an update from which on it is not looked at again"""
 MAKING = 2.0
 """seconds to make the envs of one measurement, at most"""
 
@@ -168,44 +171,65 @@ class _Profiler:
         self._task = task_of(self._one, self._env)
         self._sooner = without_warmup(self._one, self._env)
         self._on_cpu = config.scale.device == "cpu"
-        self._preparing_s = 0.0
-        """seconds until learning could be measured"""
         self._skipped: list[str] = []
+        self._probes = contextlib.ExitStack()
+        """processes that are asked more than once"""
 
     def whole(self) -> Profile:
+        with self._probes:
+            return self._whole()
+
+    def _whole(self) -> Profile:
         self._say("the channel")
-        passing = alone(Job(lambda: channel(0.4, self._mine[-1:]), self._mine[:1], 2.0))
-        act, load, valid = self._acting()
-        learnt = self._learning()
-        inside = {int(cores): seconds for cores, seconds in learnt["learn"].items()}
-        learn = self._apart(inside)
-        slow_act, slow_learn = self._beside(act, inside[1], shared=learn is not inside)
-        team = self._team(learn[1])
-        batches = self._batches(inside[1])
-        inference = self._inference(act)
+        passing = alone(lambda: channel(self._mine[-1:]), self._mine[:1], seconds=0.4)
+        act, beside, actor = self._acting()
+        envs = max(beside)
+        begun = self._left
+        self._say("learning")
+        learner = self._probe(lambda: learning(self._sooner, self._at_once(MAKING)), self._mine)
+        preparing = begun - self._left
+        again = _Again(learner, actor, self._mine[:1])
+        inside, learnt = self._inside(learner)
+        again.look(inside[1])
+        apart = self._apart(inside, again)
+        slow_act, slow_learn = self._beside(envs, again, preparing, inside[1])
+        team = self._team(apart.get(1, 1.0), again)
+        batches = self._batches(inside[1], preparing)
+        inference = self._inference(act, envs)
+        again.look(inside[1])
+        base = again.learn or inside[1]
+        act[envs] = again.act or act[envs]
+        learn = {
+            cores: base * seconds / inside[1] * apart.get(cores, apart.get(1, 1.0))
+            for cores, seconds in inside.items()
+        }
+        if apart:  # it had a busy core beside it
+            of_two = slow_learn.get(2, 1.0)
+            slow_learn = {n: max(1.0, factor / of_two) for n, factor in slow_learn.items()}
+        load, valid = beside[envs]
         rates = Rates(
             act=act, begin=load, send=passing["push"],
-            receive=learnt["receive"] + passing["receive"],
+            receive=learnt.get("receive", 0.0) + passing["receive"],
             serve=learnt["serve"] + passing["push"] + passing["receive"], learn=learn,
             take=learnt["take"], wake=passing["wake"], slow_act=slow_act, slow_learn=slow_learn,
             valid=valid, device=self._asked.scale.device, team=team,
-            inside_act=self._inside_act(act, learnt), inside_learn=inside[1] / learn[1],
+            inside_act=self._inside_act(act, learnt), inside_learn=base / learn[1],
         )  # fmt: skip
         return self._profile(rates, learnt, True, batches, inference)
 
     def glance(self) -> Profile:
         mine = self._mine[:1]
         envs = min(self._task.envs, self._at_once(0.3))
-        first = alone(Job(lambda: acting(self._one, envs, 0.3), mine, 1.0))
+        first = alone(lambda: acting(self._one, envs), mine, seconds=0.3)
         act = {envs: first["step"]}
         if envs > 1:
             few = max(1, envs // 8)
-            act[few] = alone(Job(lambda: acting(self._one, few, 0.2), mine, 1.0))["step"]
+            act[few] = alone(lambda: acting(self._one, few), mine, seconds=0.2)["step"]
         most = self._at_once(0.3)
-        learnt = alone(Job(lambda: learning(self._sooner, {tuple(mine): 0.4}, most), mine, 1.0))
+        learnt = alone(lambda: learning(self._sooner, most), mine, cores=mine, seconds=0.4)
         rates = Rates(
-            act=act, begin=first["load"], send=5e-6, receive=learnt["receive"] + 1e-5,
-            serve=learnt["serve"] + 1e-5, learn={1: learnt["learn"]["1"]}, take=learnt["take"],
+            act=act, begin=first["load"], send=5e-6, receive=learnt.get("receive", 0.0) + 1e-5,
+            serve=learnt["serve"] + 1e-5, learn={1: learnt["learn"]}, take=learnt["take"],
             wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0}, valid=first["valid"],
             device=self._asked.scale.device,
         )  # fmt: skip
@@ -243,122 +267,108 @@ class _Profiler:
         """Envs that can be made in so many seconds."""
         return max(1, int(seconds / max(self._making, 1e-6)))
 
-    def _acting(self) -> tuple[dict[int, float], float, float]:
-        """Seconds of a step by number of envs; of what a rollout takes beside; the valid share."""
+    def _probe(self, prepare: Callable[[], Measurement], cores: Sequence[int]) -> Probe:
+        probe = self._probes.enter_context(Probe(prepare, cores))
+        probe.ready()
+        return probe
+
+    def _acting(self) -> tuple[dict[int, float], dict[int, tuple[float, float]], Probe]:
+        """Seconds of a step by number of envs; with the config's envs, or as many of them as can be
+        made, seconds of what a rollout takes beside and the valid share; and who measured that."""
         mine, own = self._mine[-1:], {self._task.envs, self._asked.scale.envs_per_actor}
         found: dict[int, float] = {}
+        counts = sorted({2**i for i in range(MOST_ENVS.bit_length())} | own)
+        few = [n for n in counts if n == 1 or n <= self._at_once(2 * MAKING)]
+        own_envs = max(n for n in few if n <= self._task.envs)
+        self._skipped += [_with_envs(n) for n in counts if n not in few]
         beside: dict[int, tuple[float, float]] = {}
-        for envs in sorted({2**i for i in range(MOST_ENVS.bit_length())} | own):
-            what = f"acting with {envs} env{'s' * (envs > 1)}"
+        actor: Probe | None = None
+        for envs in few:
             last = found[max(found)] if found else 0.0
-            if envs > max(MOST_ENVS, *own) or (envs > 1 and envs > self._at_once(2 * MAKING)):
-                self._skipped.append(what)
+            if envs not in (own_envs, *own) and (last > 0.3 or self._left < WHOLE / 2):
+                self._skipped.append(_with_envs(envs))
                 continue
-            if envs not in own and (last > 0.3 or self._left < WHOLE / 2):
-                self._skipped.append(what)
-                continue
-            self._say(what)
-            one = alone(Job(lambda n=envs: acting(self._one, n, ACT), mine, 2.0))  # type: ignore[misc]
-            found[envs] = one["step"]
-            if envs <= self._task.envs:
-                beside[envs] = one["load"], one["valid"]
-        for envs in sorted(found)[1:-1]:
-            below, above = max(n for n in found if n < envs), min(n for n in found if n > envs)
-            expected = between({n: found[n] for n in (below, above)}, envs)
-            if found[envs] > ODD * expected and self._left > WHOLE / 2:
-                self._say(f"acting with {envs} envs, again")
-                one = alone(Job(lambda n=envs: acting(self._one, n, ACT), mine, 2.0))  # type: ignore[misc]
-                found[envs] = min(found[envs], one["step"])  # whatever disturbs makes it longer
-        load, valid = beside[max(beside)]
-        return found, load, valid
+            self._say(_with_envs(envs))
+            probe = Probe(lambda n=envs: acting(self._one, n), mine)  # type: ignore[misc]
+            with contextlib.ExitStack() as closing:
+                closing.callback(probe.close)
+                one = probe.ask(seconds=ACT)
+                found[envs] = one["step"]
+                if envs == own_envs:
+                    beside[envs] = one["load"], one["valid"]
+                    actor = probe
+                    self._probes.push(closing.pop_all())
+        assert actor is not None
+        return smooth(found), beside, actor
 
-    def _learning(self) -> Measured:
-        """All roles in one process, with several numbers of cores."""
-        self._say("learning")
-        before, most = self._left, self._at_once(MAKING)
-        sets = {
-            tuple(cores): LEARN if len(cores) == 1 else LEARN / 2 for cores in self._core_sets()
-        }
-        learnt = alone(Job(lambda: learning(self._sooner, sets, most), self._mine, 30.0))
-        self._preparing_s = max(0.0, before - self._left - sum(sets.values()))
-        return learnt
-
-    def _on_one_core(self, config: Config, seconds: float) -> Measurement:
-        return learning(config, {tuple(self._mine[:1]): seconds}, self._at_once(MAKING))
-
-    def _core_sets(self) -> list[tuple[int, ...]]:
-        """Cores to learn with, from the most to one: all but one, and every half of it."""
-        if not self._on_cpu:
-            return [tuple(self._mine[:1])]
-        counts, most = {1, len(self._mine)}, max(1, len(self._mine) - 1)
-        while most > 1:
+    def _inside(self, learner: Probe) -> tuple[dict[int, float], Measured]:
+        """Seconds of an update in a process that also acts, by cores, from the most to one: all but
+        one, and every half of it; and all else that is known of the last one."""
+        counts, most = {1}, max(1, len(self._mine) - 1)
+        if self._on_cpu:
+            counts.add(len(self._mine))
+        while self._on_cpu and most > 1:
             counts.add(most)
             most //= 2
-        return [tuple(self._mine[:count]) for count in sorted(counts, reverse=True)]
+        found, learnt = {}, {}
+        for count in sorted(counts, reverse=True):
+            seconds = LEARN if count == 1 else LEARN / 2
+            learnt = learner.ask(cores=self._mine[:count], seconds=seconds)
+            found[count] = float(learnt["learn"])
+        return found, learnt
 
     def _inside_act(self, act: dict[int, float], learnt: Measured) -> float:
         """How much longer acting takes where one process also learns."""
         if self._task.envs > self._at_once(MAKING) or self._task.envs not in act:
             return 1.0
-        return max(1.0, float(learnt["act"]) / act[self._task.envs])
+        return max(1.0, float(learnt.get("act", 0.0)) / act[self._task.envs])
 
-    def _apart(self, inside: dict[int, float]) -> dict[int, float]:
-        """Seconds of an update in a process of its own, beside one actor's, by cores: `inside` is
-        what it takes in a process that also acts, where each spoils the other's caches. That is so
-        for short updates: with one core, and with those that were best."""
-        seconds = max(2.0, 4 * inside[1])
+    def _apart(self, inside: dict[int, float], again: _Again) -> dict[int, float]:
+        """How much longer an update takes in a process of its own, beside one actor's, than inside
+        one that also acts, where each spoils the other's caches: by cores, with one and with those
+        that were best. Only where updates are short; empty elsewhere."""
         if not self._on_cpu or inside[1] > SHORT or self._task.envs > self._at_once(MAKING):
-            return inside
-        learn = inside
+            return {}
+        found = {}
         for cores in sorted({1, min(inside, key=lambda cores: inside[cores])}):
-            if cores + 1 > len(self._mine):
-                continue
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
-            if not self._time_for(what, seconds + START):
+            seconds = max(2.0, 4 * inside[cores])
+            if cores + 1 > len(self._mine) or not self._time_for(what, seconds + START):
                 continue
             scale = dataclasses.replace(self._sooner.scale, pin=True, cores=cores)
             run = dataclasses.replace(self._sooner, scale=scale)
-            job = Job(lambda c=run: running(c, seconds), self._mine, seconds + START)  # type: ignore[misc]
-            found = alone(job)["update"]
-            if cores == 1:
-                learn = {n: s * found / inside[1] for n, s in inside.items()}
-            else:
-                learn = learn | {cores: found}
-        return learn
+            taken, base = again.beside(inside[1], lambda c=run, s=seconds: self._run(c, s))  # type: ignore[misc]
+            found[cores] = taken / (base * inside[cores] / inside[1])
+        return found
+
+    def _run(self, config: Config, seconds: float) -> float:
+        """Seconds of an update in a real run, which has the whole machine."""
+        return float(alone(lambda: running(config), self._mine, seconds=seconds)["update"])
 
     def _beside(
-        self, act: dict[int, float], inside: float, shared: bool
+        self, envs: int, again: _Again, preparing: float, update: float
     ) -> tuple[dict[int, float], dict[int, float]]:
-        """How much longer acting and learning take when so many cores are busy: a learner on one,
-        and an actor on each of the others. `shared`: what learning is compared with had one busy
-        core beside it."""
+        """How much longer acting and learning take when so many cores are busy: a learner on the
+        first, an actor on the last, and one on each of those between. In turn with each alone, as
+        the machine's own speed changes."""
         slow_act, slow_learn = {1: 1.0}, {1: 1.0}
-        mine, task = self._mine, self._task
+        mine = self._mine
         some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
         for busy in sorted(some - {0, 1}, reverse=True):
-            # a GPU has nobody beside it
-            expected = self._preparing_s + LEARN + inside if self._on_cpu else LEARN + 2.0
+            expected = envs * self._making + 1 + 3 * TURNS * (again.SECONDS + update)
             if not self._time_for(f"{busy} busy cores", expected):
                 continue
-            envs = task.envs // (busy - 1) if task.on_policy else self._one.scale.envs_per_actor
-            near = min(act, key=lambda n: abs(n - envs))
-            seconds = max(LEARN, 1.5 * inside) if self._on_cpu else LEARN
-            jobs = [
-                Job(lambda n=near, s=seconds: acting(self._one, n, s), [core], expected)  # type: ignore[misc]
-                for core in mine[1:busy]
-            ]
-            if self._on_cpu:
-                jobs.append(Job(lambda: self._on_one_core(self._sooner, LEARN), mine[:1], expected))
-            measured = together(jobs)
-            if self._on_cpu:
-                slow_learn[busy] = max(1.0, measured.pop()["learn"]["1"] / inside)
-            slow_act[busy] = max(1.0, statistics.fmean(a["step"] for a in measured) / act[near])
-        if shared:
-            of_two = slow_learn.get(2, 1.0)
-            slow_learn = {n: max(1.0, factor / of_two) for n, factor in slow_learn.items()}
+            with contextlib.ExitStack() as closing:
+                others = [
+                    closing.enter_context(Probe(lambda: acting(self._one, envs), [core]))
+                    for core in mine[1 : busy - 1]
+                ]
+                for other in others:
+                    other.begin(seconds=WHOLE)
+                slow_learn[busy], slow_act[busy] = again.slowed(others, update)
         return slow_act, slow_learn
 
-    def _team(self, apart: float) -> dict[int, float]:
+    def _team(self, apart: float, again: _Again) -> dict[int, float]:
         """How long an update of several learners takes, over one's, each on a core of its own.
         Only as many as leave a core to each of as many actors."""
         found = {1: 1.0}
@@ -370,26 +380,28 @@ class _Profiler:
             several = dataclasses.replace(self._sooner, scale=scale)
             if 2 * learners > len(self._mine) or not begins(several, self._env):
                 continue  # and a plan will not say so, either
-            seconds = max(1.5, 4 * apart)
+            update = again.last * apart
+            seconds = max(1.5, 4 * update)
             making = self._making * scale.envs_per_actor
             if not self._time_for(f"{learners} learners", seconds + START + making):
                 continue
-            job = Job(lambda c=several, s=seconds: running(c, s), self._mine, seconds + START)  # type: ignore[misc]
-            found[learners] = alone(job)["update"] / apart
+            taken, base = again.beside(update, lambda c=several, s=seconds: self._run(c, s))  # type: ignore[misc]
+            found[learners] = taken / (base * apart)
         return found
 
-    def _batches(self, known: float) -> dict[int, float]:
+    def _batches(self, known: float, preparing: float) -> dict[int, float]:
         """Seconds of an update on one core with half and twice the batch."""
-        found = {self._task.batch: known}
+        found, mine = {self._task.batch: known}, self._mine[:1]
         for factor in (0.5, 2.0):
             size = round(self._task.batch * factor)
             other = self._with_batch(factor)
             if other is None or not begins(other, self._env):
                 continue
-            if not self._time_for(f"batches of {size}", self._preparing_s + 1 + 2 * factor * known):
+            if not self._time_for(f"batches of {size}", preparing + 1 + 2 * factor * known):
                 continue
-            job = Job(lambda c=other: self._on_one_core(c, 0.5), self._mine[:1], 5.0)  # type: ignore[misc]
-            found[size] = alone(job)["learn"]["1"]
+            most = self._at_once(MAKING)
+            learnt = alone(lambda c=other, n=most: learning(c, n), mine, cores=mine, seconds=0.5)  # type: ignore[misc]
+            found[size] = learnt["learn"]
         return found
 
     def _with_batch(self, factor: float) -> Config | None:
@@ -405,16 +417,99 @@ class _Profiler:
         algorithm: Any = dataclasses.replace(config.algorithm, batch_size=size)  # type: ignore[type-var]
         return dataclasses.replace(config, algorithm=algorithm)
 
-    def _inference(self, act: dict[int, float]) -> dict[str, float]:
-        """Steps per second of one actor with the config's envs, by the precision of inference."""
-        envs = max(n for n in act if n <= self._task.envs)
+    def _inference(self, act: dict[int, float], envs: int) -> dict[str, float]:
+        """Steps per second of one actor with so many envs, by the precision of inference."""
         own = self._one.network.precision
         other: Literal["float32", "bfloat16"] = "float32" if own == "bfloat16" else "bfloat16"
         network = dataclasses.replace(self._one.network, precision=other)
         changed = dataclasses.replace(self._one, network=network)
+        known: dict[str, float] = {own: envs / act[envs]}
         if not begins(changed, self._env):  # there is nothing to choose: no convolutions
-            return {own: envs / act[envs]}
+            return known
         if not self._time_for(f"inference in {other}", 3.0 + envs * self._making):
-            return {own: envs / act[envs]}
-        job = Job(lambda: acting(changed, envs, 0.3), self._mine[-1:], 2.0)
-        return {own: envs / act[envs], other: envs / alone(job)["step"]}
+            return known
+        measured = alone(lambda: acting(changed, envs), self._mine[-1:], seconds=0.3)
+        return known | {other: envs / measured["step"]}
+
+
+class _Again:
+    """Who acts and who learns, asked again and again while a profile is made: others use the
+    machine, too, so that it is quicker at one time than at another."""
+
+    SECONDS = 0.4
+
+    def __init__(self, learner: Probe, actor: Probe, cores: Sequence[int]) -> None:
+        self._learner, self._actor, self._cores = learner, actor, list(cores)
+        self._learnt: list[float] = []
+        self._acted: list[float] = []
+
+    @property
+    def learn(self) -> float | None:
+        """Seconds of an update on one core, in the process that also acts: the median."""
+        return statistics.median(self._learnt) if self._learnt else None
+
+    @property
+    def act(self) -> float | None:
+        """Seconds of a step, likewise."""
+        return statistics.median(self._acted) if self._acted else None
+
+    @property
+    def last(self) -> float:
+        return self._learnt[-1]
+
+    def look(self, update: float) -> float:
+        """Ask both, one after the other; seconds of an update, which take about `update`."""
+        if update < LONG or not self._learnt:
+            self._learnt.append(self._ask_learner(update))
+        self._acted.append(float(self._actor.ask(seconds=self.SECONDS / 2)["step"]))
+        return self.last
+
+    def beside(self, update: float, measure: Callable[[], float]) -> tuple[float, float]:
+        """What was measured, and seconds of an update at about that time."""
+        before = self.look(update)
+        taken = measure()
+        return taken, (before + self.look(update)) / 2
+
+    def slowed(self, others: Sequence[Probe], update: float) -> tuple[float, float]:
+        """How much longer learning and acting take together and beside others than each alone."""
+        alone: list[tuple[float, float]] = []
+        busy: list[tuple[float, float]] = []
+        turns = TURNS if update < LONG else 1
+        for _ in range(turns):
+            for other in others:
+                other.rest()
+            learnt, acted = self._ask_learner(update), self._ask_actor()
+            alone.append((learnt, acted))
+            self._learnt.append(learnt)
+            self._acted.append(acted)
+            for other in others:
+                other.go_on()
+            self._learner.begin(cores=self._cores, seconds=self.SECONDS)
+            busy_act = self._ask_actor(max(self.SECONDS, update))
+            busy.append((float(self._learner.end()["learn"]), busy_act))
+        factors = [
+            statistics.median(b[i] for b in busy) / statistics.median(a[i] for a in alone)
+            for i in range(2)
+        ]
+        return max(1.0, factors[0]), max(1.0, factors[1])
+
+    def _ask_learner(self, update: float) -> float:
+        return float(self._learner.ask(cores=self._cores, seconds=self.SECONDS)["learn"])
+
+    def _ask_actor(self, seconds: float = SECONDS) -> float:
+        return float(self._actor.ask(seconds=seconds)["step"])
+
+
+def smooth(points: dict[int, float]) -> dict[int, float]:
+    """Points of a curve, each drawn half way to where its neighbours, which were measured at other
+    times, let it be expected; the first and the last stay."""
+    keys = sorted(points)
+    drawn = dict(points)
+    for below, here, above in zip(keys, keys[1:], keys[2:], strict=False):
+        expected = between({below: points[below], above: points[above]}, here)
+        drawn[here] = math.sqrt(points[here] * expected)
+    return drawn
+
+
+def _with_envs(envs: int) -> str:
+    return f"acting with {envs} env{'s' * (envs > 1)}"
