@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tianji.placement import Placement, placements
+from tianji.placement import Placement, placements, wanted
 
 ROLES = ["actor-0", "actor-1", "actor-2", "buffer", "learner", "evaluator"]
 
@@ -127,3 +127,9 @@ def test_no_two_learners_of_any_group_share_a_core_unless_all_share_all(
     assert others == set(cores) - set(learning)
     assert {p.threads for p in placed if "learner" in p.role} == {each}
     assert {p.threads for p in placed if "learner" not in p.role} == {1}
+
+
+def test_the_cores_that_are_wanted_are_those_of_learners_and_actors():
+    assert wanted(["actor-0", "actor-1", "buffer", "learner", "evaluator"], 1) == 3
+    assert wanted(["g0.actor-0", "g0.buffer", "g0.learner", "g1.learner-1"], 4, env_threads=2) == 10
+    assert wanted(["g0.worker", "g1.worker"], 1, env_threads=3) == 6, "they take turns there"

@@ -16,6 +16,7 @@ from tianji.build import build
 from tianji.config import load_config
 from tianji.driver import Serial
 from tianji.env import Discrete, EnvSpec, TimeStep, register_env
+from tianji.machine import cores
 from tianji.testing.algorithm import run_updates
 from tianji.types import leaf, sha256
 
@@ -526,3 +527,12 @@ def test_a_win_rate_ends_the_run_where_the_env_tells_it(tmp_path):
     assert result.stop_reason == "win_rate >= 0"
     assert result.episodes >= 100
     assert 0 <= result.win_rate <= 1
+
+
+def test_more_threads_than_cores_are_never_used_silently(tmp_path):
+    here = cores()
+    result = train(PPO, tmp_path, f"scale.cores={here}")
+    assert "slow each other" not in Path(result.run_dir, "log.txt").read_text()
+    result = train(PPO, tmp_path, f"scale.cores={here + 1}")
+    told = f"{here + 1} threads and {here} cores, so that they slow each other"
+    assert told in Path(result.run_dir, "log.txt").read_text()

@@ -26,6 +26,18 @@ def kind_of(host: str) -> str:
     return host.rpartition(".")[2].split("-")[0]
 
 
+def wanted(hosts: Sequence[str], learner_cores: int, env_threads: int = 1) -> int:
+    """Cores that hosts would use if each had its own: as many as learners and actors have threads.
+    The buffer, a server and the evaluator work little beside."""
+    kinds = [kind_of(host) for host in hosts]
+    threads = {
+        "learner": learner_cores,
+        "actor": env_threads,
+        "worker": max(learner_cores, env_threads),
+    }
+    return sum(threads.get(kind, 0) for kind in kinds)
+
+
 def placements(
     hosts: Sequence[str],
     cores: Sequence[int],

@@ -45,7 +45,8 @@ from tianji.folder import (
     write_json,
 )
 from tianji.learner import NonFinite
-from tianji.machine import keep_memory
+from tianji.machine import cores, keep_memory
+from tianji.placement import wanted
 from tianji.record import Recorder
 from tianji.result import Result
 from tianji.role import State
@@ -386,10 +387,24 @@ class _Run:
             from tianji import planner
 
             self._recorder.event(planner.said(self._planned))
+        self._say_if_crowded()
         if self._resumed:
             assert self._restored is not None
             updates = updates_of(self._restored)
             self._recorder.event(f"resumed at update {updates}: {self._resumed}")
+
+    def _say_if_crowded(self) -> None:
+        scale, topology, here = self._config.scale, self._engine.topology, cores()
+        if scale.engine == "serial":
+            want = max(scale.cores, scale.env_threads)
+        else:
+            hosts = [host for host in topology.hosts for _ in range(topology.spec.groups)]
+            want = wanted(hosts, scale.cores, scale.env_threads)
+        if want > here:
+            self._recorder.event(
+                f"actors and learners have {want} threads and {here} cores, so that they slow each "
+                f"other; `tianji plan` tells what is best here"
+            )
 
     def _until_end(self) -> tuple[str, str]:
         """How it ended, and why, once that is saved. What the roles cannot go on without is begun
