@@ -460,8 +460,8 @@ class _Again:
     def look(self, update: float) -> float:
         """Ask both, one after the other; seconds of an update, which take about `update`."""
         if update < LONG or not self._learnt:
-            self._learnt.append(self._ask_learner(update))
-        self._acted.append(float(self._actor.ask(seconds=self.SECONDS / 2)["step"]))
+            self._learnt.append(self._ask_learner())
+        self._acted.append(self._ask_actor(self.SECONDS / 2))
         return self.last
 
     def beside(self, update: float, measure: Callable[[], float]) -> tuple[float, float]:
@@ -478,7 +478,7 @@ class _Again:
         for _ in range(turns):
             for other in others:
                 other.rest()
-            learnt, acted = self._ask_learner(update), self._ask_actor()
+            learnt, acted = self._ask_learner(), self._ask_actor()
             alone.append((learnt, acted))
             self._learnt.append(learnt)
             self._acted.append(acted)
@@ -493,7 +493,7 @@ class _Again:
         ]
         return max(1.0, factors[0]), max(1.0, factors[1])
 
-    def _ask_learner(self, update: float) -> float:
+    def _ask_learner(self) -> float:
         return float(self._learner.ask(cores=self._cores, seconds=self.SECONDS)["learn"])
 
     def _ask_actor(self, seconds: float = SECONDS) -> float:
