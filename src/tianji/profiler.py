@@ -182,8 +182,7 @@ class _Profiler:
     def _whole(self) -> Profile:
         self._say("the channel")
         passing = alone(lambda: channel(self._mine[-1:]), self._mine[:1], seconds=0.4)
-        act, beside, actor = self._acting()
-        envs = max(beside)
+        act, envs, acted, actor = self._acting()
         begun = self._left
         self._say("learning")
         learner = self._probe(lambda: learning(self._sooner, self._at_once(MAKING)), self._mine)
@@ -192,7 +191,7 @@ class _Profiler:
         inside, learnt = self._inside(learner)
         again.look(inside[1])
         apart = self._apart(inside, again)
-        slow_act, slow_learn = self._beside(envs, again, preparing, inside[1])
+        slow_act, slow_learn = self._beside(envs, again, inside[1])
         team = self._team(apart.get(1, 1.0), again)
         batches = self._batches(inside[1], preparing)
         inference = self._inference(act, envs)
@@ -206,13 +205,12 @@ class _Profiler:
         if apart:  # it had a busy core beside it
             of_two = slow_learn.get(2, 1.0)
             slow_learn = {n: max(1.0, factor / of_two) for n, factor in slow_learn.items()}
-        load, valid = beside[envs]
         rates = Rates(
-            act=act, begin=load, send=passing["push"],
+            act=act, begin=acted["load"], send=passing["push"],
             receive=learnt.get("receive", 0.0) + passing["receive"],
             serve=learnt["serve"] + passing["push"] + passing["receive"], learn=learn,
             take=learnt["take"], wake=passing["wake"], slow_act=slow_act, slow_learn=slow_learn,
-            valid=valid, device=self._asked.scale.device, team=team,
+            valid=acted["valid"], device=self._asked.scale.device, team=team,
             inside_act=self._inside_act(act, learnt), inside_learn=base / learn[1],
         )  # fmt: skip
         return self._profile(rates, learnt, True, batches, inference)
@@ -272,17 +270,16 @@ class _Profiler:
         probe.ready()
         return probe
 
-    def _acting(self) -> tuple[dict[int, float], dict[int, tuple[float, float]], Probe]:
-        """Seconds of a step by number of envs; with the config's envs, or as many of them as can be
-        made, seconds of what a rollout takes beside and the valid share; and who measured that."""
+    def _acting(self) -> tuple[dict[int, float], int, Measured, Probe]:
+        """Seconds of a step by number of envs; the config's envs, or as many of them as can be
+        made; what was measured with these, and by whom."""
         mine, own = self._mine[-1:], {self._task.envs, self._asked.scale.envs_per_actor}
         found: dict[int, float] = {}
         counts = sorted({2**i for i in range(MOST_ENVS.bit_length())} | own)
         few = [n for n in counts if n == 1 or n <= self._at_once(2 * MAKING)]
         own_envs = max(n for n in few if n <= self._task.envs)
         self._skipped += [_with_envs(n) for n in counts if n not in few]
-        beside: dict[int, tuple[float, float]] = {}
-        actor: Probe | None = None
+        kept: tuple[Measured, Probe] | None = None
         for envs in few:
             last = found[max(found)] if found else 0.0
             if envs not in (own_envs, *own) and (last > 0.3 or self._left < WHOLE / 2):
@@ -295,11 +292,10 @@ class _Profiler:
                 one = probe.ask(seconds=ACT)
                 found[envs] = one["step"]
                 if envs == own_envs:
-                    beside[envs] = one["load"], one["valid"]
-                    actor = probe
+                    kept = one, probe
                     self._probes.push(closing.pop_all())
-        assert actor is not None
-        return smooth(found), beside, actor
+        assert kept is not None
+        return smooth(found), own_envs, *kept
 
     def _inside(self, learner: Probe) -> tuple[dict[int, float], Measured]:
         """Seconds of an update in a process that also acts, by cores, from the most to one: all but
@@ -346,7 +342,7 @@ class _Profiler:
         return float(alone(lambda: running(config), self._mine, seconds=seconds)["update"])
 
     def _beside(
-        self, envs: int, again: _Again, preparing: float, update: float
+        self, envs: int, again: _Again, update: float
     ) -> tuple[dict[int, float], dict[int, float]]:
         """How much longer acting and learning take when so many cores are busy: a learner on the
         first, an actor on the last, and one on each of those between. In turn with each alone, as
