@@ -2,13 +2,15 @@
 
     python benchmarks/knee.py [--actors 1,2,4,8,14] [--rounds 3] [--seconds 5] [--seeds 5]
 
-PPO on Acrobot (whose steps take long, and alike whatever the policy), engine local, preset tianji;
-the envs of all actors together stay the same, so that whatever their number, the same is learnt.
+PPO on Acrobot (whose steps take long, and alike whatever the policy) with networks that are large
+enough for learners to share the work, engine local, preset tianji; the envs of all actors together
+stay the same, so that whatever their number, the same is learnt.
 * Table 1 and Figure 12b of the paper: with one learner on a core, the steps that actors could make
   (those that they made, over the share of time in which they did not wait), the steps that were
   consumed, and what the plan's model says of both; then the seconds to a mean return.
-* Figure 6a and 6b: the same with two learners and with twice the batch.
+* Figure 6a and 6b: the same with two and four learners, and with twice the batch.
 * Figure 6c: groups of two actors and a learner each, as many as there are cores for.
+docs/knee.svg shows it; --draw alone draws it again.
 """
 
 import os
@@ -17,6 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in a run: threads that wait do not spin
 
 import argparse
+import json
 import sys
 import tempfile
 from functools import cache, partial
@@ -24,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import ROOT, interleaved, run_json, save, table
+import picture
+from measure import RESULTS, ROOT, interleaved, run_json, save, table
 from speed import spread, timed
 
 from tianji import profiler
@@ -35,7 +39,10 @@ from tianji.profile import Profile
 NAME = "ppo_acrobot"
 ENVS, T = 168, 12
 """168 can be split among 1, 2, 3, 4, 6, 7, 8, 12 and 14"""
-SERIES = {"one learner": (1, 1), "two learners": (2, 1), "twice the batch": (1, 2)}
+SERIES = {
+    "one learner": (1, 1), "two learners": (2, 1), "four learners": (4, 1),
+    "twice the batch": (1, 2),
+}  # fmt: skip
 """learners, and batches in one"""
 
 
@@ -47,7 +54,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="runs to the target for each")
     parser.add_argument("--target", type=float, default=-85.0, help="mean return")
     parser.add_argument("--groups", default="1,2,4", help="how many, in turn")
+    parser.add_argument("--draw", action="store_true", help="only draw the picture")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw()
+        return
     actors = [int(n) for n in arguments.actors.split(",")]
     found: dict[str, Any] = {"envs": ENVS, "config": NAME, "series": {}}
     with tempfile.TemporaryDirectory() as folder:
@@ -59,11 +70,41 @@ def main() -> None:
         found["to_target"] = to_target(actors, arguments, Path(folder))
         found["groups"] = groups(arguments, Path(folder))
     print(f"written: {save('knee', found)}")
+    if picture.possible():
+        draw()
+
+
+def draw() -> None:
+    """Production and consumption over actors; what moves the knee; seconds to the target."""
+    found = json.loads((RESULTS / "knee.json").read_text())
+    with picture.drawn("knee", 3, (11.5, 3.2)) as (both, moved, target):
+        first = found["series"]["one learner"]
+        counts = [p["actors"] for p in first]
+        for key, words in (("produced_if_unhindered", "could be made"), ("consumed", "consumed")):
+            both.plot(counts, [p[key] / 1e3 for p in first], "o-", label=words)
+        both.plot(counts, [p["predicted"] / 1e3 for p in first], "k--", linewidth=0.8,
+                  label="consumed, predicted")  # fmt: skip
+        both.set(xlabel="actors", ylabel="thousand steps/s", title="one learner")
+        for name, points in found["series"].items():
+            at = [p["actors"] for p in points]
+            (line,) = moved.plot(at, [p["consumed"] / 1e3 for p in points], "o-", label=name)
+            moved.plot(at, [p["predicted"] / 1e3 for p in points], "--", linewidth=0.8,
+                       color=line.get_color())  # fmt: skip
+        moved.set(xlabel="actors", ylabel="consumed, thousand steps/s", title="dashed: predicted")
+        target.plot([p["actors"] for p in found["to_target"]],
+                    [p["seconds"] for p in found["to_target"]], "o-")  # fmt: skip
+        target.set(xlabel="actors", ylabel="seconds to the target", ylim=(0, None))
+        for axis in (both, moved):
+            axis.set_ylim(0, None)
+            axis.legend(frameon=False, fontsize=8)
 
 
 def asked(batches: int) -> list[str]:
     length = f"scale.rollout_length={T * batches}"
-    return [length, "scale.relax=tianji", "algorithm.epochs=3", "algorithm.learning_rate=3e-3"]
+    return [
+        length, "scale.relax=tianji", "algorithm.epochs=3", "algorithm.learning_rate=1e-3",
+        "network.hidden=[256,256]",
+    ]  # fmt: skip
 
 
 def choice_of(actors: int, learners: int, batches: int) -> Choice:
@@ -85,7 +126,7 @@ def series(
 
     def task(n: int) -> float:
         overrides = [*asked(batches), *spread(choice_of(n, learners, batches))]
-        kept[n].append(timed(NAME, overrides, arguments.seconds, folder))
+        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows(batches)))
         return float(kept[n][-1]["new_sps"])
 
     samples = interleaved({str(n): partial(task, n) for n in actors}, arguments.rounds)
@@ -108,6 +149,12 @@ def series(
 def profiled(batches: int) -> Profile:
     overrides = [*asked(batches), f"scale.envs_per_actor={ENVS}"]
     return profiler.measure(load_config(ROOT / "configs" / f"{NAME}.toml", overrides))
+
+
+def rows(batches: int) -> float:
+    """Steps of a batch that are not resets."""
+    measured = profiled(batches)
+    return measured.task.rows * measured.rates.valid
 
 
 def waiting(spent: dict[str, float]) -> float:
@@ -163,7 +210,8 @@ def groups(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
     def task(n: int) -> float:
         choice = Choice("local", 2, ENVS // 2, T, groups=n)
-        kept[n].append(timed(NAME, [*asked(1), *spread(choice)], arguments.seconds, folder))
+        overrides = [*asked(1), *spread(choice)]
+        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows(1)))
         return float(kept[n][-1]["new_sps"])
 
     samples = interleaved({str(n): partial(task, n) for n in counts}, arguments.rounds)

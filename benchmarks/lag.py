@@ -7,6 +7,7 @@ and Lag8. Whatever K is, an update follows as many new steps as a batch has, so 
 env steps; what differs is how old a batch is on average. Engine serial, so that nothing depends on
 speed. A run ends when the config's target is reached: the steps that this took are compared, with
 bootstrap intervals over seeds. A run that has not reached it after --steps counts with these.
+docs/lag.svg shows it; --draw alone draws it again.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import run_json, save, table
+import picture
+from measure import RESULTS, run_json, save, table
 
 WINDOWS = {"New": 1, "Lag2": 2, "Lag4": 4, "Lag8": 8}
 
@@ -29,7 +31,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--steps", type=int, default=500_000, help="of a run, at most")
     parser.add_argument("--config", default="ppo_acrobot")
+    parser.add_argument("--draw", action="store_true", help="only draw the picture")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw()
+        return
     seeds = range(1, arguments.seeds + 1)
     work = [(name, seed) for seed in seeds for name in WINDOWS]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
@@ -54,6 +60,27 @@ def main() -> None:
                 rows))  # fmt: skip
     payload = {"cases": cases, "config": arguments.config, "most_steps": arguments.steps}
     print(f"written: {save('lag', payload)}")
+    if picture.possible():
+        draw()
+
+
+def draw() -> None:
+    """Returns over steps, the mean over seeds; and steps to the target over staleness."""
+    results = json.loads((RESULTS / "lag.json").read_text())
+    with picture.drawn("lag", 2, (8.4, 3.2)) as (curves, bars):
+        for name, case in results["cases"].items():
+            end = float(np.mean(case["steps"]))
+            at = np.linspace(0, end, 60)
+            ys = [np.interp(at, *np.array(curve, float).T) for curve in case["curves"]]
+            curves.plot(at / 1e3, np.mean(ys, axis=0), label=name)
+            low, high = case["interval"]
+            middle = case["mean"] / 1e3
+            bars.errorbar(case["staleness"], middle, [[middle - low / 1e3], [high / 1e3 - middle]],
+                          fmt="o", capsize=3, label=name)  # fmt: skip
+        curves.set(xlabel="env steps, thousands", ylabel="return, last 100 episodes",
+                   title=results["config"])  # fmt: skip
+        curves.legend(frameon=False, fontsize=8)
+        bars.set(xlabel="staleness, mean", ylabel="steps to the target, thousands", ylim=(0, None))
 
 
 def once(name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -159,8 +159,8 @@ def run_json(
 
 def save(name: str, payload: Mapping[str, Any]) -> Path:
     """Write benchmarks/results/<name>.json: the payload, the machine and the measuring command."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
     whole = _nan_as_null({**payload, "machine": machine(), "command": command})
     text = json.dumps(whole, indent=2, allow_nan=False)

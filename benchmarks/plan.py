@@ -8,7 +8,8 @@ of these, interleaved with further profiles, as the machine's own speed drifts: 
 new steps is compared with the median prediction. Where there are more ways than --most, half of
 those that are run are predicted to be best, and the others are spread from there to the worst. The
 bars are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches
-0.95 of the best run. Results: benchmarks/results/plan_N_cores.json.
+0.95 of the best run. Results: benchmarks/results/plan/NAME_N_cores.json, and docs/plan.svg, which
+--draw alone draws again.
 """
 
 import os
@@ -18,13 +19,15 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in a run: threads that wait do n
 
 import argparse
 import dataclasses
+import json
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import ROOT, interleaved, machine, save, split_overrides, table
+import picture
+from measure import RESULTS, ROOT, interleaved, machine, save, split_overrides, table
 from speed import spread, timed
 
 from tianji import planner, profiler
@@ -43,8 +46,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at least")
+    parser.add_argument("--draw", action="store_true", help="only draw the picture")
     parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
     arguments = parser.parse_args(own)
+    if arguments.draw:
+        draw()
+        return
     cases, rows = {}, []
     for name in arguments.names or NAMES:
         case = one(name, more, arguments.rounds, arguments.seconds, arguments.most)
@@ -53,6 +60,8 @@ def main() -> None:
             words = f"{name}: {way['words']}" + (" *" if way["chosen"] else "")
             speeds = f"{way['predicted']:,.0f}", f"{way['measured']:,.0f}"
             rows.append((words, *speeds, f"{way['error']:+.1%}"))
+        payload = {"name": name, "overrides": more, **case}
+        save(f"plan/{name}_{machine()['cores']}_cores", payload)
         print(f"{name}: plan {case['reached']:.2f} of the best run; error of the plan "
               f"{case['error']:+.1%}; profile {case['profile_s']:.0f} s", flush=True)  # fmt: skip
     print(table(("way (* the plan)", "predicted", "measured", "error"), rows))
@@ -61,31 +70,60 @@ def main() -> None:
                "least_reached": min(case["reached"] for case in cases.values())}  # fmt: skip
     print(f"errors of the plans: {summary['median']:.1%} in the median, {summary['worst']:.1%} at "
           f"most; the plans reach {summary['least_reached']:.2f} of the best or more")  # fmt: skip
-    bars = {"worst": BAR, "median": MEDIAN_BAR, "reached": BEST_BAR}
-    payload = {"cases": cases, "summary": summary, "bars": bars, "overrides": more}
-    written = save(f"plan_{machine()['cores']}_cores", payload)
-    print(f"written: {written}")
+    print(f"bars: {MEDIAN_BAR:.0%}, {BAR:.0%} and {BEST_BAR:.2f}")
+    if picture.possible():
+        draw()
+
+
+def draw() -> None:
+    """What was predicted against what was measured, for every way and every machine."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for path in sorted((RESULTS / "plan").glob("*_cores.json")):
+        case = json.loads(path.read_text())
+        found.setdefault(case["machine"]["cores"], []).append(case)
+    with picture.drawn("plan", len(found), (4.2 * len(found), 3.6)) as axes:
+        for axis, (count, cases) in zip(axes, sorted(found.items()), strict=True):
+            every: list[float] = []
+            for case in cases:
+                ways, name = case["ways"], case["name"]
+                xs = [way["measured"] for way in ways]
+                ys = [way["predicted"] for way in ways]
+                (dots,) = axis.plot(xs, ys, "o", markersize=4, alpha=0.4, label=name)
+                mine = next(way for way in ways if way["chosen"])
+                axis.plot(mine["measured"], mine["predicted"], "o", markersize=9, fillstyle="none",
+                          color=dots.get_color())  # fmt: skip
+                every += [*xs, *ys]
+            ends = np.array([0.8 * min(every), 1.25 * max(every)])
+            axis.plot(ends, ends, color="grey", linewidth=0.8)
+            axis.fill_between(ends, ends * (1 - BAR), ends * (1 + BAR), color="grey", alpha=0.15)
+            axis.set(xscale="log", yscale="log", xlabel="measured, new steps/s",
+                     ylabel="predicted", title=f"{count} cores")  # fmt: skip
+            axis.legend(frameon=False, fontsize=7)
 
 
 def one(name: str, more: list[str], rounds: int, seconds: float, most: int) -> dict[str, Any]:
     """One config: what was predicted and what was measured of every way."""
     config = load_config(ROOT / "configs" / f"{name}.toml", more)
-    profiles = [profiler.measure(config)]
-    planned = planner.make(config, profiles[0])
-    ways = sweep(config, profiles[0], planned.best, most)
+    found = profiler.measure(config)
+    profiles = [found]
+    planned = planner.make(config, found)
+    ways = sweep(config, found, planned.best, most)
     samples: dict[str, list[float]] = {str(i): [] for i in range(len(ways))}
     with tempfile.TemporaryDirectory() as folder:
-        tasks = {
-            str(i): partial(rate, name, more, way.choice, long_enough(config, profiles[0].task,
-                                                                      way, seconds), Path(folder))
-            for i, way in enumerate(ways)
-        }  # fmt: skip
+
+        def rate(way: Prediction) -> float:
+            """New steps per second of a real run."""
+            task, overrides = found.task, [*more, *spread(way.choice)]
+            least = long_enough(config, task, way, seconds)
+            rows = task.rows * found.rates.valid
+            return float(timed(name, overrides, least, Path(folder), rows)["new_sps"])
+
+        tasks = {str(i): partial(rate, way) for i, way in enumerate(ways)}
         for round in range(rounds):
             if round > 0:
                 profiles.append(profiler.measure(config))
             for key, taken in interleaved(tasks, 1).items():
                 samples[key] += taken
-    found = profiles[0]
     predictions = [
         [predict(p.task, p.rates, way.choice, cores()).new for p in profiles] for way in ways
     ]
@@ -131,12 +169,6 @@ def sweep(config: Config, found: Profile, best: Prediction, most: int) -> list[P
         mine = [p.choice for p in ranked].index(best.choice)
         ranked = [ranked[i] for i in sorted({mine, *range(most // 2), *rest.tolist()})]
     return ranked
-
-
-def rate(name: str, more: list[str], choice: Choice, seconds: float, folder: Path) -> float:
-    """New steps per second of a real run."""
-    result = timed(name, [*more, *spread(choice)], seconds, folder)
-    return float(result["new_sps"])
 
 
 if __name__ == "__main__":

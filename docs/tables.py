@@ -402,18 +402,38 @@ def planned() -> str:
         "| config | plan | predicted, new steps/s | measured | error | of the best run |",
         "|---|---|---|---|---|---|",
     ]
-    told = []
-    for path in sorted(RESULTS.glob("plan_*_cores.json")):
-        results = json.loads(path.read_text())
-        for name, case in results["cases"].items():
-            way = next(way for way in case["ways"] if way["chosen"])
-            rows.append(
-                f"| `{name}`, {results['machine']['cores']} cores | {way['words']} "
-                f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
-                f"| {case['reached']:.2f} of {len(case['ways'])} |".replace("%", " %")
-            )
-        told.append(f"{_machine(results)}, {_loaded(results)}: `{results['command']}`.")
-    return "\n".join([*rows, "", *told]) + "\n"
+    told = set()
+    cases = [json.loads(path.read_text()) for path in (RESULTS / "plan").glob("*_cores.json")]
+    for case in sorted(cases, key=lambda case: (case["machine"]["cores"], case["name"])):
+        way = next(way for way in case["ways"] if way["chosen"])
+        rows.append(
+            f"| `{case['name']}`, {case['machine']['cores']} cores | {way['words']} "
+            f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
+            f"| {case['reached']:.2f} of {len(case['ways'])} |".replace("%", " %")
+        )
+        told.add(f"{_machine(case)}: `{case['command']}`.")
+    return "\n".join([*rows, "", *sorted(told)]) + "\n"
+
+
+def lag() -> str:
+    """How learning slows as staleness grows."""
+    results = json.loads((RESULTS / "lag.json").read_text())
+    rows = [
+        "| | staleness, mean | steps to the target | 95 % | over New |",
+        "|---|---|---|---|---|",
+    ]
+    for name, case in results["cases"].items():
+        low, high = case["interval"]
+        rows.append(
+            f"| {name} | {case['staleness']:.2f} | {case['mean']:,.0f} | {low:,.0f} to {high:,.0f} "
+            f"| **{case['over_new']:.2f}** |"
+        )
+    seeds = len(results["cases"]["New"]["steps"])
+    told = (
+        f"Means of {seeds} seeds of `{results['config']}`, all of which reached the target: "
+        f"`{results['command']}`. Engine serial, so that it is the same on every machine."
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
 
 def supervision() -> str:
@@ -566,7 +586,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 MEASURED = (
     measured, parallel, chaos, groups, supervision, trace, restart, learning, atari, particles,
-    planned,
+    planned, lag,
 )  # fmt: skip
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
