@@ -429,8 +429,10 @@ def lag() -> str:
             f"| **{case['over_new']:.2f}** |"
         )
     seeds = len(results["cases"]["New"]["steps"])
+    late = sum(seeds - case["reached"] for case in results["cases"].values())
+    reached = f"{late} runs did not reach" if late else "all of which reached"
     told = (
-        f"Means of {seeds} seeds of `{results['config']}`, all of which reached the target: "
+        f"Means of {seeds} seeds of `{results['config']}`, {reached} the target: "
         f"`{results['command']}`. Engine serial, so that it is the same on every machine."
     )
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
