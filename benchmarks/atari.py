@@ -22,7 +22,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from measure import interleaved, medians, ratio_of_medians, save, table
-from roles import Sink
 
 from tianji import networks
 from tianji.algorithm import Network
@@ -30,6 +29,7 @@ from tianji.algorithms.ppo import PPO
 from tianji.build import Built, build
 from tianji.config import EnvConfig, ScaleConfig
 from tianji.driver import Serial
+from tianji.probe import Sink
 from tianji.testing.algorithm import config_for
 from tianji.types import leaf
 

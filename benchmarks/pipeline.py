@@ -52,11 +52,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 def actor_alone(tree: dict[str, Any], seconds: float) -> float:
     """Steps per second of an actor whose rollouts are taken at once."""
-    from roles import Sink
-
     from tianji.build import build
     from tianji.config import load_config
     from tianji.driver import Serial
+    from tianji.probe import Sink
 
     built = build(load_config({**tree, "stop": {"updates": 1}}))
     built.learner.begin()

@@ -31,31 +31,12 @@ from tianji.config import ScaleConfig
 from tianji.driver import Serial
 from tianji.env import make_env
 from tianji.learner import UPDATE
-from tianji.role import Did
+from tianji.probe import Sink
 from tianji.testing.algorithm import config_for, run_updates
 
 T = 32
 PPO_HYPER = PPO(learning_rate=1e-3)
 DQN_HYPER = DQN(warmup=2048, capacity=50_000, new_steps=4)
-
-
-class Sink:
-    """Takes rollouts and grants the next, as a buffer that holds nothing would."""
-
-    name = "sink"
-
-    def __init__(self, inbox) -> None:
-        self._inbox = inbox
-        while inbox.grant(0):
-            pass
-
-    def step(self) -> Did:
-        slot = self._inbox.probe()
-        if slot is None:
-            return Did(waits="actor")
-        self._inbox.release(slot)
-        self._inbox.grant(0)
-        return Did("receive")
 
 
 def built_for(algorithm, B: int) -> Built:

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from measure import PATH, interleaved, medians, quartiles, ratio_of_medians, run_json, save, table
-from roles import Sink
 from supervision import CASES, FEWER, SLICE, WHOLE
 from untraced import TRACE, untraced
 from unwatched import SUPERVISION, TOLD
@@ -34,6 +33,7 @@ from tianji import trace
 from tianji.build import build
 from tianji.config import load_config
 from tianji.driver import Serial
+from tianji.probe import Sink
 
 BAR = 0.01
 GATHERED = 4096
