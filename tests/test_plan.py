@@ -61,6 +61,7 @@ def some_rates(draw):
         receive=draw(seconds(1e-6, 1e-2)),
         serve=draw(seconds(1e-6, 1e-2)),
         take=learn[1] * draw(st.floats(0, 1)),
+        team={1: 1.0, 2: draw(st.floats(0.5, 1.2))},
         valid=draw(st.floats(0.5, 1.0)),
     )
 
@@ -80,15 +81,16 @@ def test_the_search_finds_what_trying_everything_finds(task, measured, cores):
     """Brute force over all counts, by loops of its own."""
     best = 0.0
     lengths = {task.T} if task.on_policy else {task.T, max(1, task.T // 2), 2 * task.T}
-    for actors, c, T in itertools.product(range(1, cores + 1), (1, 2, 4, 8), lengths):
+    numbers = range(1, cores + 1)
+    for actors, learners, c, T in itertools.product(numbers, (1, 2), (1, 2, 4, 8), lengths):
         counts = {2**i for i in range(10)} | {max(1, task.envs // actors)}
         if task.on_policy:
             counts = {task.envs // actors} if task.envs % actors == 0 else set()
         for envs in counts:
             if not task.on_policy and actors * envs * T > task.most_rows:
                 continue
-            if actors + c <= cores:
-                choice = Choice("local", actors, envs, T, cores=c)
+            if actors + learners * c <= cores:
+                choice = Choice("local", actors, envs, T, cores=c, learners=learners)
                 best = max(best, predict(task, measured, choice, cores).new)
             if actors == 1 and c <= cores:
                 choice = Choice("serial", 1, envs, T, cores=c)
@@ -97,6 +99,48 @@ def test_the_search_finds_what_trying_everything_finds(task, measured, cores):
     assert max(p.new for p in found) == pytest.approx(best)
     assert found[0].new >= best / 1.01 * (1 - 1e-9), "of equals the cheapest, but no worse ones"
     assert all(p.choice.cores_used <= cores for p in found), "no core is used twice"
+
+
+def test_what_is_not_allowed_is_not_found_and_the_next_best_is():
+    every = list(search(REPLAY, rates(), 8))
+    first = every[0].choice
+    others = list(search(REPLAY, rates(), 8, lambda choice: choice != first))
+    assert others[0].choice == every[1].choice
+    assert len(others) == len(every) - 1
+    assert list(search(REPLAY, rates(), 8, lambda choice: False)) == []
+    assert plan(REPLAY, rates(), 8, lambda choice: False) is None
+
+
+def test_learners_share_an_update_and_groups_multiply():
+    measured = rates(act={1: 1e-5, 512: 1e-4}, team={1: 1.0, 2: 0.6})
+    one = predict(FRESH, measured, Choice("local", 2, 32, 32), 16)
+    two = predict(FRESH, measured, Choice("local", 2, 32, 32, learners=2), 16)
+    assert one.binding == two.binding == "learner"
+    assert two.new == pytest.approx(one.new / 0.6)
+    groups = predict(FRESH, measured, Choice("local", 2, 32, 32, groups=3), 16)
+    assert groups.new == pytest.approx(3 * one.new)
+
+
+def test_one_process_learns_at_the_pace_of_one_that_also_acts():
+    serial = Choice("serial", 1, 64, 32, cores=1)
+    plain = predict(FRESH, rates(), serial, 2)
+    slower = predict(FRESH, rates(inside={1: 3e-2, 2: 1e-2}), serial, 2)
+    assert 2048 / slower.new - 2048 / plain.new == pytest.approx(2e-2)
+    apart = Choice("local", 1, 64, 32)
+    assert predict(FRESH, rates(inside={1: 3e-2}), apart, 2) == predict(FRESH, rates(), apart, 2)
+
+
+def test_a_plan_says_what_a_gpu_and_groups_would_bring():
+    slow = rates(learn={1: 0.1, 2: 0.09})
+    notes = " ".join(plan(FRESH, slow, 8).notes)
+    assert "a GPU would bring +" in notes
+    assert "--groups" in notes
+    assert "--groups" not in " ".join(plan(FRESH, slow, 8, groups=range(1, 5)).notes)
+    assert plan(FRESH, slow, 8, groups=range(1, 5)).best.choice.groups == 4
+    on_gpu = " ".join(plan(FRESH, rates(device="cuda"), 8).notes)
+    assert "a GPU" not in on_gpu
+    idle = " ".join(plan(FRESH, rates(act={1: 1e-2, 512: 5.0}), 4).notes)
+    assert "a GPU would bring less than 5 %" in idle
 
 
 @settings(deadline=None)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -172,11 +173,42 @@ def test_a_few_envs_are_shown_as_many():
 
 
 @pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
-def test_a_learner_of_its_own_is_measured_by_a_real_run(tree):
+def test_a_learner_of_its_own_is_measured_by_a_real_run(tree, tmp_path):
     one = profiler.template(load_config(tree))
     config = profiler.without_warmup(one, profiler.see(one).env)
-    told = alone(lambda: probe.running(config), sorted(os.sched_getaffinity(0)), seconds=0.3)
+    cores = sorted(os.sched_getaffinity(0))
+    told = alone(lambda: probe.running(config, str(tmp_path)), cores, seconds=0.3)
     assert 1e-5 < told["update"] < 0.3
+
+
+def test_a_real_run_keeps_the_end_that_a_schedule_needs(tmp_path):
+    tree = {**CARTPOLE, "algorithm": {**CARTPOLE["algorithm"], "schedule": "linear"}}
+    config = profiler.template(load_config(tree, ["scale.actors=auto"]))
+    cores = sorted(os.sched_getaffinity(0))
+    told = alone(lambda: probe.running(config, str(tmp_path)), cores, seconds=0.3)
+    assert told["update"] > 0, "it ended by its seconds, and made no plan of its own"
+    assert [path.name for path in tmp_path.glob("*/plan.json")] == []
+
+
+def test_a_run_without_an_update_tells_no_time():
+    ends = np.array([1.0, 2.0])
+    track = Track("learner", ("learner/wait_buffer",), np.array([0, 0]), ends - 1, ends)
+    assert probe._traced_update(track) is None
+
+
+def test_a_process_that_dies_between_two_measurements_is_told():
+    with Probe(lambda: lambda: {"pid": os.getpid()}, [0]) as one:
+        os.kill(one.ask()["pid"], signal.SIGKILL)
+        time.sleep(0.2)
+        with pytest.raises(Failure, match="was killed"):
+            one.ask()
+
+
+def test_one_env_has_no_halves():
+    config = load_config(CARTPOLE, ["scale.halves=true", "scale.envs_per_actor=1"])
+    env = profiler.see(load_config(CARTPOLE)).env
+    with pytest.raises(Refusal, match="one env has no halves"):
+        profiler.join(config, env)
 
 
 def test_the_time_of_an_update_is_all_that_a_learner_does_for_it():

@@ -80,8 +80,8 @@ class Rates:
     """learners that share a batch: their update's seconds over those of one alone"""
     inside_act: float = 1.0
     """times that acting takes longer in a process that also learns"""
-    inside_learn: float = 1.0
-    """times that learning takes longer in a process that also acts"""
+    inside: Mapping[int, float] = field(default_factory=dict)
+    """cores: one update in a process that also acts; none: as long as in one of its own"""
 
     def step(self, envs: int) -> float:
         """Seconds of one step of so many envs; between what was measured, on a line in logarithms;
@@ -116,7 +116,7 @@ class Rates:
         return cls(**{**tree, **curves})
 
 
-CURVES = ("act", "learn", "slow_act", "slow_learn", "team")
+CURVES = ("act", "learn", "slow_act", "slow_learn", "team", "inside")
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ def _serial(task: Task, rates: Rates, choice: Choice) -> Prediction:
     acting = choice.rollout_length * rates.step(choice.envs) * rates.inside_act
     acting = (acting + rates.begin) / R
     passing = rates.receive / R + rates.serve / task.rows
-    learning = rates.update(choice.cores) * rates.inside_learn / task.rows
+    update = between(rates.inside, choice.cores) if rates.inside else rates.update(choice.cores)
+    learning = update / task.rows
     sides: dict[Binding, float] = {
         "actors": 1 / acting, "learner": 1 / learning, "channel": 1 / passing
     }  # fmt: skip
@@ -423,8 +424,8 @@ def plan(
 
     notes = [_one_core_more(*better(cores=cores + 1))]
     if rates.device == "cpu":
-        instant = replace(rates, learn={1: INSTANT}, take=0.0, team={1: 1.0})
-        notes.append(_a_gpu(*better(rates=instant)))
+        instant = replace(rates, learn={1: INSTANT}, take=0.0, team={1: 1.0}, inside={})
+        notes.append(_a_gpu(better(rates=instant)[0]))
     if tuple(groups) == (1,):
         gain, then = better(groups=range(2, cores // 2 + 1))
         if gain > WORTH:
@@ -444,7 +445,7 @@ def _one_core_more(gain: float, then: Prediction) -> str:
     return "one core more would bring less than 5 %"
 
 
-def _a_gpu(gain: float, then: Prediction) -> str:
+def _a_gpu(gain: float) -> str:
     """What is left when updates take no time: more than a GPU can bring."""
     if gain > WORTH:
         return f"a GPU would bring {_percent(gain)} at most: as if updates took no time"

@@ -62,7 +62,8 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
             f"no way to spread {config.name} over {cores} cores is possible, so there is no plan. "
             f"Set scale.actors yourself; `tianji train` says what is wrong with it."
         )
-    return dataclasses.replace(found, notes=(*found.notes, *_of_gpu(config, found.best)))
+    of_gpu = _of_gpu(config, found.best, cores, groups)
+    return dataclasses.replace(found, notes=(*found.notes, *of_gpu))
 
 
 def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
@@ -106,14 +107,18 @@ def _cores(asked: int | None) -> int:
     return here if asked is None else asked
 
 
-def _of_gpu(config: Config, best: Prediction) -> list[str]:
+def _of_gpu(config: Config, best: Prediction, cores: int, groups: int) -> list[str]:
     """What the GPU that is here brings, if that is known."""
     if config.scale.device != "cpu" or gpu_model() is None:
         return []
     there = dataclasses.replace(config, scale=dataclasses.replace(config.scale, device="cuda"))
-    if (measured := profiles.cached(there)) is None:
-        return ["there is a GPU: `tianji plan CONFIG --gpus 1` measures what it brings"]
-    with_gpu = make(there, measured).best
+    unknown = ["there is a GPU: `tianji plan CONFIG --gpus 1` measures what it brings"]
+    try:
+        if (measured := profiles.cached(there)) is None:
+            return unknown
+        with_gpu = make(there, measured, cores, groups).best
+    except Refusal:  # a profile that cannot be read; that command would say so
+        return unknown
     gain = f"{with_gpu.new / best.new - 1:+.0%}".replace("%", " %")
     return [f"the GPU brings {gain} ({with_gpu.choice}): --gpus 1 plans with it"]
 

@@ -11,7 +11,6 @@ import select
 import signal
 import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -48,6 +47,8 @@ PATIENCE = 90.0
 """seconds after which a measurement hangs"""
 WARM = 0.3
 """seconds for which an actor is let run before it is measured, at most"""
+FAR = 1 << 40
+"""steps or updates that no run makes"""
 LEARNING = ("learner/take", "learner/update", "learner/push")
 RECEIVE = Did("receive")
 NO_ROLLOUT = Did(waits="actor")
@@ -87,7 +88,8 @@ class Probe:
     def begin(self, **how: Any) -> None:
         """Let it measure, without waiting for it."""
         self.ready()
-        os.write(self._down, json.dumps(how).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it is dead: `end` says so
+            os.write(self._down, json.dumps(how).encode() + b"\n")
 
     def end(self) -> Measured:
         """What came of it."""
@@ -359,29 +361,33 @@ def learning(config: Config, most_envs: int) -> Measurement:
     return measure
 
 
-def running(config: Config) -> Measurement:
-    """A real run: seconds of an update of its learner, in its own process; of the first one where
-    several share every batch, its waiting for the others' sums included. Takes `seconds`."""
+def running(config: Config, runs: str) -> Measurement:
+    """A real run in a folder of `runs`: seconds of an update of its learner, in its own process; of
+    the first one where several share every batch, its waiting for the others' sums included; None
+    where it made none. Takes `seconds`."""
 
     def measure(seconds: float) -> Measured:
+        stop = config.stop  # an end that schedules know of stays one, and is never reached
+        steps, updates = (None if end is None else FAR for end in (stop.steps, stop.updates))
         bounded = dataclasses.replace(
             config,
-            stop=StopConfig(seconds=seconds),
+            stop=StopConfig(seconds=seconds, steps=steps, updates=updates),
             checkpoint=CheckpointConfig(store="never", seconds=math.inf),
         )
-        with tempfile.TemporaryDirectory() as runs:
-            folder = Path(train(bounded, runs=runs).run_dir)
-            first = next(track for track in trace.read(folder) if track.host == "learner")
+        folder = Path(train(bounded, runs=runs).run_dir)
+        first = next(track for track in trace.read(folder) if track.host == "learner")
         return {"update": _traced_update(first)}
 
     return measure
 
 
-def _traced_update(track: trace.Track) -> float:
-    """Seconds of an update by a learner's trace; its first one does not count, if there are
-    more."""
+def _traced_update(track: trace.Track) -> float | None:
+    """Seconds of an update by a learner's trace; its first one does not count, if there are more.
+    None: there was none."""
     mine = {i: key for i, key in enumerate(track.keys) if key in LEARNING}
     ends = track.end[np.isin(track.key, [i for i in mine if mine[i] == "learner/update"])]
+    if not len(ends):
+        return None
     begin = ends[0] if len(ends) > 1 else 0.0
     own = np.isin(track.key, list(mine)) & (track.begin >= begin) & (track.end <= ends[-1])
     return float((track.end - track.begin)[own].sum()) / max(1, len(ends) - 1)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -80,7 +81,8 @@ def template(config: Config) -> Config:
             'a plan knows, so it would predict wrongly. Plan with scale.relax = "tianji", or set '
             "scale.actors yourself."
         )
-    return dataclasses.replace(config, scale=one, eval=dataclasses.replace(config.eval, every=0))
+    quiet = dataclasses.replace(config.eval, every=0)
+    return dataclasses.replace(config, scale=one, eval=quiet, auto=False)
 
 
 def see(config: Config) -> Seen:
@@ -98,6 +100,11 @@ def see(config: Config) -> Seen:
 
 def join(config: Config, env: EnvSpec) -> Topology:
     """The roles of a run, as they would be joined; refuses what a run would refuse."""
+    if config.scale.halves and config.scale.envs_per_actor < 2:
+        raise Refusal(
+            "scale.halves = true cannot be: one env has no halves. Set scale.halves = false, or "
+            "scale.envs_per_actor to 2 or more."
+        )
     joined = Topology(config, make_spec(config, env), lambda envs: config.env.make(envs))
     joined.check_memory()
     if joined.spec.learners > 1:
@@ -190,28 +197,32 @@ class _Profiler:
         again = _Again(learner, actor, self._mine[:1])
         inside, learnt = self._inside(learner)
         again.look(inside[1])
-        apart = self._apart(inside, again)
+        collecting = self._task.rows * act[envs] / envs
+        apart = self._apart(inside, again, collecting)
         slow_act, slow_learn = self._beside(envs, again, inside[1])
-        team = self._team(apart.get(1, 1.0), again)
+        team = self._team(apart.get(1, 1.0), again, collecting)
         batches = self._batches(inside[1], preparing)
         inference = self._inference(act, envs)
         again.look(inside[1])
         base = again.learn or inside[1]
         act[envs] = again.act or act[envs]
+        inside = {cores: base * seconds / inside[1] for cores, seconds in inside.items()}
         learn = {
-            cores: base * seconds / inside[1] * apart.get(cores, apart.get(1, 1.0))
+            cores: seconds * apart.get(cores, apart.get(1, 1.0))
             for cores, seconds in inside.items()
         }
         if apart:  # it had a busy core beside it
-            of_two = slow_learn.get(2, 1.0)
+            of_two = between(slow_learn, 2)
             slow_learn = {n: max(1.0, factor / of_two) for n, factor in slow_learn.items()}
+        for n in team.keys() - {1}:  # they had busy cores beside them, which predictions know of
+            team[n] /= between(slow_learn, 2 * n)
         rates = Rates(
             act=act, begin=acted["load"], send=passing["push"],
             receive=learnt.get("receive", 0.0) + passing["receive"],
             serve=learnt["serve"] + passing["push"] + passing["receive"], learn=learn,
             take=learnt["take"], wake=passing["wake"], slow_act=slow_act, slow_learn=slow_learn,
             valid=acted["valid"], device=self._asked.scale.device, team=team,
-            inside_act=self._inside_act(act, learnt), inside_learn=base / learn[1],
+            inside_act=self._inside_act(act, learnt), inside=inside,
         )  # fmt: skip
         return self._profile(rates, learnt, True, batches, inference)
 
@@ -319,7 +330,9 @@ class _Profiler:
             return 1.0
         return max(1.0, float(learnt.get("act", 0.0)) / act[self._task.envs])
 
-    def _apart(self, inside: dict[int, float], again: _Again) -> dict[int, float]:
+    def _apart(
+        self, inside: dict[int, float], again: _Again, collecting: float
+    ) -> dict[int, float]:
         """How much longer an update takes in a process of its own, beside one actor's, than inside
         one that also acts, where each spoils the other's caches: by cores, with one and with those
         that were best. Only where updates are short; empty elsewhere."""
@@ -328,18 +341,30 @@ class _Profiler:
         found = {}
         for cores in sorted({1, min(inside, key=lambda cores: inside[cores])}):
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
-            seconds = max(2.0, 4 * inside[cores])
+            seconds = self._long_enough(inside[cores], collecting)
             if cores + 1 > len(self._mine) or not self._time_for(what, seconds + START):
                 continue
             scale = dataclasses.replace(self._sooner.scale, pin=True, cores=cores)
             run = dataclasses.replace(self._sooner, scale=scale)
             taken, base = again.beside(inside[1], lambda c=run, s=seconds: self._run(c, s))  # type: ignore[misc]
-            found[cores] = taken / (base * inside[cores] / inside[1])
+            if taken is None:
+                self._skipped.append(what)
+            else:
+                found[cores] = taken / (base * inside[cores] / inside[1])
         return found
 
-    def _run(self, config: Config, seconds: float) -> float:
-        """Seconds of an update in a real run, which has the whole machine."""
-        return float(alone(lambda: running(config), self._mine, seconds=seconds)["update"])
+    def _run(self, config: Config, seconds: float) -> float | None:
+        """Seconds of an update in a real run, which has the whole machine; None where it had not
+        the time to make one."""
+        with tempfile.TemporaryDirectory() as runs:
+            told = alone(lambda: running(config, runs), self._mine, seconds=seconds)["update"]
+        return None if told is None else float(told)
+
+    def _long_enough(self, update: float, collecting: float) -> float:
+        """Seconds of a real run in which some updates are made, each after so much collecting."""
+        warmup = getattr(self._sooner.algorithm, "warmup", 0)
+        first = collecting * max(1.0, warmup / self._task.rows)
+        return max(2.0, first + 4 * max(update, collecting))
 
     def _beside(
         self, envs: int, again: _Again, update: float
@@ -349,6 +374,8 @@ class _Profiler:
         the machine's own speed changes."""
         slow_act, slow_learn = {1: 1.0}, {1: 1.0}
         mine = self._mine
+        if len(mine) < 2:
+            return slow_act, slow_learn
         some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
         for busy in sorted(some - {0, 1}, reverse=True):
             expected = envs * self._making + 1 + 3 * TURNS * (again.SECONDS + update)
@@ -364,7 +391,7 @@ class _Profiler:
                 slow_learn[busy], slow_act[busy] = again.slowed(others, update)
         return slow_act, slow_learn
 
-    def _team(self, apart: float, again: _Again) -> dict[int, float]:
+    def _team(self, apart: float, again: _Again, collecting: float) -> dict[int, float]:
         """How long an update of several learners takes, over one's, each on a core of its own.
         Only as many as leave a core to each of as many actors."""
         found = {1: 1.0}
@@ -377,12 +404,15 @@ class _Profiler:
             if 2 * learners > len(self._mine) or not begins(several, self._env):
                 continue  # and a plan will not say so, either
             update = again.last * apart
-            seconds = max(1.5, 4 * update)
+            seconds = self._long_enough(update, collecting)
             making = self._making * scale.envs_per_actor
             if not self._time_for(f"{learners} learners", seconds + START + making):
                 continue
             taken, base = again.beside(update, lambda c=several, s=seconds: self._run(c, s))  # type: ignore[misc]
-            found[learners] = taken / (base * apart)
+            if taken is None:
+                self._skipped.append(f"{learners} learners")
+            else:
+                found[learners] = taken / (base * apart)
         return found
 
     def _batches(self, known: float, preparing: float) -> dict[int, float]:
@@ -460,7 +490,9 @@ class _Again:
         self._acted.append(self._ask_actor(self.SECONDS / 2))
         return self.last
 
-    def beside(self, update: float, measure: Callable[[], float]) -> tuple[float, float]:
+    def beside(
+        self, update: float, measure: Callable[[], float | None]
+    ) -> tuple[float | None, float]:
         """What was measured, and seconds of an update at about that time."""
         before = self.look(update)
         taken = measure()

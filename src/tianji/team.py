@@ -6,10 +6,11 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from tianji.types import Array
 
 if TYPE_CHECKING:  # whoever only acts or looks need not wait for torch
     from torch import Tensor
+
+T = TypeVar("T")
 
 TIMEOUT = 60.0
 """seconds that a learner waits for the others of its group, before it calls them lost"""
@@ -83,23 +86,23 @@ class Together:
         a GPU of its own, as far as there are enough."""
         self.rank, self.size = rank, size
         self._device = device
-        gpus = _gpus() if device == "cuda" else 0
-        self._sums: Desk | _Nccl
-        if gpus >= size:
-            self._sums = _Nccl(path, rank, size, timeout)
-        else:
-            self._sums = Desk(path, rank, size, timeout)
+        own_gpus = device == "cuda" and _set_gpu(rank) >= size
+        kind: type[Desk | _Nccl] = _Nccl if own_gpus else Desk
+        self._sums = self._try(lambda: kind(path, rank, size, timeout))
 
     def sum(self, tensor: Tensor) -> Tensor:
+        self._try(lambda: self._sums.add_up(tensor))
+        return tensor
+
+    def _try(self, call: Callable[[], T]) -> T:
         try:
-            self._sums.add_up(tensor)
+            return call()
         except RuntimeError as error:
             raise Lost(
                 f"learner {self.rank} lost the other {self.size - 1} of its group, so that it "
                 f"cannot go on alone: {error}. Look for the first of them that failed; its own "
                 f"message says why."
             ) from error
-        return tensor
 
     def gather(self, array: Array) -> list[Array]:
         import torch
@@ -124,10 +127,13 @@ class Together:
         self._sums.close()
 
 
-def _gpus() -> int:
+def _set_gpu(rank: int) -> int:
+    """Let a learner use its own GPU, or share one where there are too few; how many there are."""
     import torch
 
-    return torch.cuda.device_count()
+    if gpus := torch.cuda.device_count():
+        torch.cuda.set_device(rank % gpus)
+    return gpus
 
 
 class Desk:
@@ -158,6 +164,8 @@ class Desk:
         self._others = [r for r in range(size) if r != rank]
         self._count = 0
         self._next()
+        if rank == 0:  # all have it open
+            os.unlink(path)
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace it, in place, by the sum of all processes' tensors of this shape."""
@@ -230,10 +238,8 @@ class _Nccl:
     """Sums of GPUs, one for each process."""
 
     def __init__(self, path: Path | str, rank: int, size: int, timeout: float) -> None:
-        import torch
         import torch.distributed as dist
 
-        torch.cuda.set_device(rank)
         dist.init_process_group(
             "nccl",
             store=dist.FileStore(str(path), size),  # type: ignore[attr-defined]
