@@ -378,6 +378,18 @@ def test_what_if_answers_from_the_model(monkeypatch):
             planner.what_if(config, profile, [wrong], None)
 
 
+def test_what_if_of_learners_and_groups_needs_processes_of_their_own():
+    config = load_config(CARTPOLE)
+    profile = a_profile(config)
+    groups = planner.what_if(config, profile, ["groups=2"], None)
+    assert groups.choice.engine == "local"
+    with pytest.raises(Refusal, match="2 learners take for an update is not known"):
+        planner.what_if(config, profile, ["learners=2"], None)
+    rates = dataclasses.replace(profile.rates, team={1: 1.0, 2: 0.6})
+    known = dataclasses.replace(profile, rates=rates)
+    assert planner.what_if(config, known, ["learners=2"], None).choice.learners == 2
+
+
 def test_an_inference_server_is_not_planned_for():
     config = load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local"])
     with pytest.raises(Refusal, match="an inference server"):

@@ -91,8 +91,14 @@ def what_if(
             )
         changed: dict[str, Any] = {key: text if key == "engine" else int(text)}
         choice = dataclasses.replace(choice, **changed)
-    if choice.engine == "serial" and choice.actors > 1:
+    if choice.engine == "serial" and max(choice.actors, choice.learners, choice.groups) > 1:
         choice = dataclasses.replace(choice, engine="local")
+    if choice.learners > (most := max(profile.rates.team)):
+        raise Refusal(
+            f"what {choice.learners} learners take for an update is not known: the profile has at "
+            f"most {most}. They are measured on a CPU with a core for each and for as many actors, "
+            f"where every learner has an equal share of a batch."
+        )
     return predict(profile.task, profile.rates, choice, max(cores, choice.cores_used))
 
 
