@@ -631,7 +631,7 @@ def test_every_tag_is_in_the_reference(tmp_path: Path) -> None:
     for kind in ("env", "role", "run", "update"):
         record.fault(Fault("actor-0", "it broke", kind, aborted=1))
     clock.now += 1.0
-    record.active = 3
+    record.active, record.predicted = 3, 100.0
     busy = dict.fromkeys(("produced", "received", "consumed"), 0.5)
     record.tick({"learner/update": 1.0}, lambda: Verdict("balanced", "", busy=busy))
     record.evaluation(10, 1, won)

@@ -530,9 +530,9 @@ def test_a_win_rate_ends_the_run_where_the_env_tells_it(tmp_path):
 
 
 def test_more_threads_than_cores_are_never_used_silently(tmp_path):
-    here = cores()
-    result = train(PPO, tmp_path, f"scale.cores={here}")
-    assert "slow each other" not in Path(result.run_dir, "log.txt").read_text()
-    result = train(PPO, tmp_path, f"scale.cores={here + 1}")
+    here, local = cores(), ("scale.engine=local", "scale.envs_per_actor=8")
+    result = train(PPO, tmp_path, *local, f"scale.actors={max(1, here - 1)}")
+    assert ("slow each other" in Path(result.run_dir, "log.txt").read_text()) == (here == 1)
+    result = train(PPO, tmp_path, *local, f"scale.actors={here}")
     told = f"{here + 1} threads and {here} cores, so that they slow each other"
     assert told in Path(result.run_dir, "log.txt").read_text()

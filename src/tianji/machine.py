@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -247,12 +246,3 @@ def manifest(seed: int, identity: str) -> dict[str, Any]:
         "packages": {package: version(package) for package in PACKAGES},
         "machine": {"system": platform.platform(), "cpu": cpu_model(), "cores": cores()},
     }
-
-
-_fence = threading.Lock()
-
-
-def fence() -> None:
-    """No load or store passes: taking a lock is the cheapest full barrier that Python has."""
-    with _fence:
-        pass

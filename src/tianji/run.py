@@ -395,12 +395,9 @@ class _Run:
 
     def _say_if_crowded(self) -> None:
         scale, topology, here = self._config.scale, self._engine.topology, cores()
-        if scale.engine == "serial":
-            want = max(scale.cores, scale.env_threads)
-        else:
-            hosts = [host for host in topology.hosts for _ in range(topology.spec.groups)]
-            want = wanted(hosts, scale.cores, scale.env_threads)
-        if want > here:
+        hosts = [host for host in topology.hosts for _ in range(topology.spec.groups)]
+        want = wanted(hosts, scale.cores, scale.env_threads)
+        if scale.engine == "local" and want > here:
             self._recorder.event(
                 f"actors and learners have {want} threads and {here} cores, so that they slow each "
                 f"other; `tianji plan` tells what is best here"

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from tianji.machine import fence
-from tianji.types import Array
+from tianji.types import Array, fence
 
 if TYPE_CHECKING:  # whoever only acts or looks need not wait for torch
     from torch import Tensor

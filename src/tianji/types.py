@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -193,3 +194,12 @@ class Report:
     """share of the batch that was never consumed before"""
     share: float = 1.0
     """a batch over what it was drawn from: the paper's P = Bs / Ns"""
+
+
+_fence = threading.Lock()
+
+
+def fence() -> None:
+    """No load or store passes: taking a lock is the cheapest full barrier that Python has."""
+    with _fence:
+        pass

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from tianji.channel import Channel, Gone, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
-from tianji.machine import fence
-from tianji.types import Array
+from tianji.types import Array, fence
 
 DESCRIPTOR = struct.Struct("<qqqq")
 """slot, tag, the sender's count of descriptors, and the complement of that count"""
