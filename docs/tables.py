@@ -433,7 +433,7 @@ def lag() -> str:
     reached = f"{late} runs did not reach" if late else "all of which reached"
     told = (
         f"Means of {seeds} seeds of `{results['config']}`, {reached} the target: "
-        f"`{results['command']}`. Engine serial, so that it is the same on every machine."
+        f"`{results['command']}`. Engine serial, so that nothing depends on speed."
     )
     return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
 
