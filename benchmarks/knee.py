@@ -2,15 +2,16 @@
 
     python benchmarks/knee.py [--actors 1,2,4,8,14] [--rounds 3] [--seconds 5] [--seeds 5]
 
-PPO on Acrobot (whose steps take long, and alike whatever the policy) with networks that are large
-enough for learners to share the work, engine local, preset tianji; the envs of all actors together
-stay the same, so that whatever their number, the same is learnt.
+PPO on Acrobot (whose steps take long, and alike whatever the policy) with one epoch and networks
+that are large enough for learners to share the work, engine local, preset tianji; the envs of all
+actors together stay the same, so that whatever their number, the same is learnt.
 * Table 1 and Figure 12b of the paper: with one learner on a core, the steps that actors could make
   (those that they made, over the share of time in which they did not wait), the steps that were
   consumed, and what the plan's model says of both; then the seconds to a mean return.
 * Figure 6a and 6b: the same with two and four learners, and with twice the batch.
 * Figure 6c: groups of two actors and a learner each, as many as there are cores for.
-docs/knee.svg shows it; --draw alone draws it again.
+Results: benchmarks/results/knee.json, written after each part; --parts measures some of them again
+and keeps the others. docs/knee.svg shows them, and --draw alone draws it again.
 """
 
 import os
@@ -54,22 +55,28 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="runs to the target for each")
     parser.add_argument("--target", type=float, default=-85.0, help="mean return")
     parser.add_argument("--groups", default="1,2,4", help="how many, in turn")
+    parser.add_argument("--parts", nargs="+", choices=[*SERIES, "target", "groups"])
     parser.add_argument("--draw", action="store_true", help="only draw the picture")
     arguments = parser.parse_args()
     if arguments.draw:
         draw()
         return
     actors = [int(n) for n in arguments.actors.split(",")]
+    parts = [*SERIES, "target", "groups"] if arguments.parts is None else arguments.parts
     found: dict[str, Any] = {"envs": ENVS, "config": NAME, "series": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in SERIES:
-            if not (points := series(name, actors, arguments, Path(folder))):
-                continue
-            found["series"][name] = points
-            told(name, points)
-        found["to_target"] = to_target(actors, arguments, Path(folder))
-        found["groups"] = groups(arguments, Path(folder))
-    print(f"written: {save('knee', found)}")
+    if arguments.parts is not None and (RESULTS / "knee.json").is_file():
+        found |= json.loads((RESULTS / "knee.json").read_text())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in parts:
+            if part == "target":
+                found["to_target"] = to_target(actors, arguments, folder)
+            elif part == "groups":
+                found["groups"] = groups(arguments, folder)
+            elif points := series(part, actors, arguments, folder):
+                found["series"][part] = points
+                told(part, points)
+            save("knee", found)
     if picture.possible():
         draw()
 
@@ -102,8 +109,8 @@ def draw() -> None:
 def asked(batches: int) -> list[str]:
     length = f"scale.rollout_length={T * batches}"
     return [
-        length, "scale.relax=tianji", "algorithm.epochs=3", "algorithm.learning_rate=1e-3",
-        "network.hidden=[256,256]",
+        length, "scale.relax=tianji", "algorithm.epochs=1", "algorithm.learning_rate=3e-3",
+        "network.hidden=[128,128]",
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Does a plan's prediction come true, and is its choice the best that there is?
 
-    python benchmarks/plan.py [NAME ...] [--rounds 3] [--seconds 8] [--most 12] [-- K=V ...]
+    python benchmarks/plan.py [NAME ...] [--rounds 3] [--seconds 8] [--most 12] [--limit 600]
+                              [-- K=V ...]
 
 For each config: a profile; a prediction for every way to spread it over the cores of this machine
 that changes nothing of what is learnt (replay: with the envs that the plan chose); then real runs
@@ -8,8 +9,8 @@ of these, interleaved with further profiles, as the machine's own speed drifts: 
 new steps is compared with the median prediction. Where there are more ways than --most, half of
 those that are run are predicted to be best, and the others are spread from there to the worst. The
 bars are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches
-0.95 of the best run. Results: benchmarks/results/plan/NAME_N_cores.json, and docs/plan.svg, which
---draw alone draws again.
+0.95 of the best run. Results: benchmarks/results/plan/NAME_N_cores.json, written after each round,
+and docs/plan.svg, which --draw alone draws again.
 """
 
 import os
@@ -20,7 +21,10 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in a run: threads that wait do n
 import argparse
 import dataclasses
 import json
+import math
 import tempfile
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,20 +52,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at least")
     parser.add_argument("--draw", action="store_true", help="only draw the picture")
     parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="S",
+                        help="begin no round of a config that would end later")  # fmt: skip
     arguments = parser.parse_args(own)
     if arguments.draw:
         draw()
         return
     cases, rows = {}, []
     for name in arguments.names or NAMES:
-        case = one(name, more, arguments.rounds, arguments.seconds, arguments.most)
-        cases[name] = case
+        for case in measured(name, more, arguments):
+            save(f"plan/{name}_{machine()['cores']}_cores",
+                 {"name": name, "overrides": more, **case})  # fmt: skip
+            cases[name] = case
+        case = cases[name]
         for way in case["ways"]:
             words = f"{name}: {way['words']}" + (" *" if way["chosen"] else "")
             speeds = f"{way['predicted']:,.0f}", f"{way['measured']:,.0f}"
             rows.append((words, *speeds, f"{way['error']:+.1%}"))
-        payload = {"name": name, "overrides": more, **case}
-        save(f"plan/{name}_{machine()['cores']}_cores", payload)
         print(f"{name}: plan {case['reached']:.2f} of the best run; error of the plan "
               f"{case['error']:+.1%}; profile {case['profile_s']:.0f} s", flush=True)  # fmt: skip
     print(table(("way (* the plan)", "predicted", "measured", "error"), rows))
@@ -101,46 +108,57 @@ def draw() -> None:
             axis.legend(frameon=False, fontsize=7)
 
 
-def one(name: str, more: list[str], rounds: int, seconds: float, most: int) -> dict[str, Any]:
-    """One config: what was predicted and what was measured of every way."""
+def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One config: what was predicted and what was measured of every way, after each round."""
     config = load_config(ROOT / "configs" / f"{name}.toml", more)
-    found = profiler.measure(config)
-    profiles = [found]
-    planned = planner.make(config, found)
-    ways = sweep(config, found, planned.best, most)
+    begun = time.monotonic()
+    profiles = [profiler.measure(config)]
+    found = profiles[0]
+    best = planner.make(config, found).best
+    ways = sweep(config, found, best, arguments.most)
     samples: dict[str, list[float]] = {str(i): [] for i in range(len(ways))}
     with tempfile.TemporaryDirectory() as folder:
 
         def rate(way: Prediction) -> float:
             """New steps per second of a real run."""
             task, overrides = found.task, [*more, *spread(way.choice)]
-            least = long_enough(config, task, way, seconds)
+            least = long_enough(config, task, way, arguments.seconds)
             rows = task.rows * found.rates.valid
-            return float(timed(name, overrides, least, Path(folder), rows)["new_sps"])
+            new = float(timed(name, overrides, least, Path(folder), rows)["new_sps"])
+            print(f"{time.monotonic() - begun:4.0f} s  {name}: {way.choice}: {new:,.0f} new "
+                  f"steps/s, {way.new:,.0f} predicted", flush=True)  # fmt: skip
+            return new
 
         tasks = {str(i): partial(rate, way) for i, way in enumerate(ways)}
-        for round in range(rounds):
-            if round > 0:
+        for round in range(1, arguments.rounds + 1):
+            if round > 1:
                 profiles.append(profiler.measure(config))
             for key, taken in interleaved(tasks, 1).items():
                 samples[key] += taken
-    predictions = [
-        [predict(p.task, p.rates, way.choice, cores()).new for p in profiles] for way in ways
-    ]
-    told = []
-    for i, way in enumerate(ways):
-        measured = float(np.median(samples[str(i)]))
-        predicted = float(np.median(predictions[i]))
+            yield compared(profiles, ways, best, [samples[str(i)] for i in range(len(ways))])
+            if (time.monotonic() - begun) * (round + 1) / round > arguments.limit:
+                return
+
+
+def compared(
+    profiles: list[Profile], ways: list[Prediction], best: Prediction, samples: list[list[float]]
+) -> dict[str, Any]:
+    """Medians of what was predicted and measured, of every way."""
+    told: list[dict[str, Any]] = []
+    for way, taken in zip(ways, samples, strict=True):
+        predictions = [predict(p.task, p.rates, way.choice, cores()).new for p in profiles]
+        rate, predicted = float(np.median(taken)), float(np.median(predictions))
         told.append({
             "choice": dataclasses.asdict(way.choice), "words": str(way.choice),
-            "predicted": predicted, "measured": measured, "error": predicted / measured - 1,
-            "binding": way.binding, "samples": samples[str(i)], "predictions": predictions[i],
-            "chosen": way.choice == planned.best.choice,
+            "predicted": predicted, "measured": rate, "error": predicted / rate - 1,
+            "binding": way.binding, "samples": taken, "predictions": predictions,
+            "chosen": way.choice == best.choice,
         })  # fmt: skip
     mine = next(way for way in told if way["chosen"])
-    best = max(way["measured"] for way in told)
+    found = profiles[0]
     return {
-        "ways": told, "error": mine["error"], "reached": mine["measured"] / best,
+        "ways": told, "error": mine["error"],
+        "reached": mine["measured"] / max(way["measured"] for way in told),
         "profile_s": found.seconds, "rates": found.rates.tree(), "task": found.tree()["task"],
     }  # fmt: skip
 

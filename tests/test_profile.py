@@ -264,19 +264,62 @@ class Told:
 
 def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
     """Alone and beside others in turn: all takes twice as long from the second turn on."""
-    learner = Told("learn", 1.0, 1.5, 2.0, 3.0, 2.0, 3.0)
-    actor = Told("step", 0.1, 0.1, 0.2, 0.2, 0.2, 0.2)
+    learner = Told("learn", 0.1, 0.15, 0.2, 0.3)
+    actor = Told("step", 0.1, 0.1, 0.2, 0.2)
     others = [Told("", 0), Told("", 0)]
-    again = profiler._Again(learner, actor, [0])
-    assert again.slowed(others, 0.1) == pytest.approx((1.5, 1.0))
-    assert not any(other.resting for other in others)
-    assert again.learn == 2.0
-    assert again.act == pytest.approx(0.2)
+    again = profiler._Again(learner, actor, [0], 0.1)
+    assert np.allclose(again.slowed(others), [(1.5, 1.0), (1.5, 1.0)])
+    assert all(other.resting for other in others)
+    assert again.learn == pytest.approx(0.15)
+    assert again.act == pytest.approx(0.15)
 
 
 def test_what_is_measured_between_two_looks_is_compared_with_both():
-    again = profiler._Again(Told("learn", 1.0, 3.0), Told("step", 0.1, 0.1), [0])
-    assert again.beside(0.1, lambda: 5.0) == (5.0, 2.0)
+    again = profiler._Again(Told("learn", 0.1, 0.3), Told("step", 0.1, 0.1), [0], 0.1)
+    assert again.beside(lambda: 0.5) == pytest.approx((0.5, 0.2))
+
+
+def test_a_long_update_is_not_looked_at_again():
+    again = profiler._Again(Told("learn"), Told("step", 0.1, 0.1), [0], 3.0)
+    assert again.beside(lambda: 5.0) == (5.0, 3.0)
+    assert again.learn == 3.0
+
+
+def test_one_disturbed_measurement_of_three_changes_nothing():
+    ratios = profiler._Ratios()
+    ratios.apart[1] = [1.2, 9.0, 1.1]
+    ratios.busy[2] = [(1.5, 1.3), (1.5, 7.0), (0.1, 1.2)]
+    ratios.busy[4] = [(3.0, 2.0)]
+    ratios.team[2] = [0.1, 1.2, 5.0]
+    curves = ratios.curves({1: 1.0, 2: 0.5})
+    assert curves.learn == pytest.approx({1: 1.2, 2: 0.6})
+    assert curves.inside == {1: 1.0, 2: 0.5}
+    assert curves.slow_act == {1: 1.0, 2: 1.3, 4: 2.0}
+    assert curves.slow_learn == {1: 1.0, 2: 1.0, 4: 2.0}, "a real run had a busy core beside it"
+    assert curves.team == pytest.approx({1: 1.0, 2: 0.5}), "two learners had three"
+
+
+def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
+    now, done = [0.0], []
+    monkeypatch.setattr(profiler.time, "monotonic", lambda: now[0])
+
+    def job(what, seconds, expected=None, came=True):
+        def do():
+            now[0] += seconds
+            done.append(what)
+            return came
+
+        return profiler._Job(what, expected or seconds, do)
+
+    one = object.__new__(profiler._Profiler)
+    one._begun, one._skipped, one._progress = 0.0, [], lambda what, left: None
+    quick, slow, late = job("quick", 3), job("slow", 15, expected=10), job("late", 30)
+    jobs = one._once([quick, slow, job("nothing", 1, came=False), late])
+    assert [(j.what, j.seconds) for j in jobs] == [("quick", 3), ("slow", 15)]
+    assert one._skipped == ["nothing", "late"]
+    done.clear()
+    one._repeat(jobs)
+    assert done == ["quick", "slow", "quick"], "then there are 5 s left, of 45"
 
 
 def test_a_channel_between_two_processes_is_measured():

@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ ACT, LEARN = 0.4, 2.0
 START = 3.0
 """seconds that a run takes beside its training, about"""
 TURNS = 3
-"""times that a busy machine and an idle one are looked at in turn"""
+"""times that a ratio is measured, at most"""
 TEAMS = (2, 4)
 """learners that are measured together"""
 SHORT = 0.05
@@ -194,35 +195,23 @@ class _Profiler:
         self._say("learning")
         learner = self._probe(lambda: learning(self._sooner, self._at_once(MAKING)), self._mine)
         preparing = begun - self._left
-        again = _Again(learner, actor, self._mine[:1])
         inside, learnt = self._inside(learner)
-        again.look(inside[1])
-        collecting = self._task.rows * act[envs] / envs
-        apart = self._apart(inside, again, collecting)
-        slow_act, slow_learn = self._beside(envs, again, inside[1])
-        team = self._team(apart.get(1, 1.0), again, collecting)
+        again = _Again(learner, actor, self._mine[:1], inside[1])
+        again.look()
+        ratios = _Ratios()
+        jobs = self._once(self._jobs(ratios, again, inside, envs, act[envs]))
         batches = self._batches(inside[1], preparing)
         inference = self._inference(act, envs)
-        again.look(inside[1])
-        base = again.learn or inside[1]
-        act[envs] = again.act or act[envs]
-        inside = {cores: base * seconds / inside[1] for cores, seconds in inside.items()}
-        learn = {
-            cores: seconds * apart.get(cores, apart.get(1, 1.0))
-            for cores, seconds in inside.items()
-        }
-        if apart:  # it had a busy core beside it
-            of_two = between(slow_learn, 2)
-            slow_learn = {n: max(1.0, factor / of_two) for n, factor in slow_learn.items()}
-        for n in team.keys() - {1}:  # they had busy cores beside them, which predictions know of
-            team[n] /= between(slow_learn, 2 * n)
+        self._repeat(jobs)
+        again.look()
+        act[envs] = again.act
+        curves = ratios.curves({n: again.learn * s / inside[1] for n, s in inside.items()})
         rates = Rates(
             act=act, begin=acted["load"], send=passing["push"],
             receive=learnt.get("receive", 0.0) + passing["receive"],
-            serve=learnt["serve"] + passing["push"] + passing["receive"], learn=learn,
-            take=learnt["take"], wake=passing["wake"], slow_act=slow_act, slow_learn=slow_learn,
-            valid=acted["valid"], device=self._asked.scale.device, team=team,
-            inside_act=self._inside_act(act, learnt), inside=inside,
+            serve=learnt["serve"] + passing["push"] + passing["receive"], take=learnt["take"],
+            wake=passing["wake"], valid=acted["valid"], device=self._asked.scale.device,
+            inside_act=self._inside_act(act, learnt), **curves._asdict(),
         )  # fmt: skip
         return self._profile(rates, learnt, True, batches, inference)
 
@@ -330,28 +319,124 @@ class _Profiler:
             return 1.0
         return max(1.0, float(learnt.get("act", 0.0)) / act[self._task.envs])
 
+    def _jobs(
+        self, ratios: _Ratios, again: _Again, inside: dict[int, float], envs: int, step: float
+    ) -> list[_Job]:
+        """What is measured as a ratio, those first on which most depends."""
+        collecting = self._task.rows * step / envs
+        busy = self._beside(ratios, again, inside[1], envs)
+        apart = self._apart(ratios, again, inside, collecting)
+        team = self._team(ratios, again, inside[1], collecting)
+        return [*busy[:1], *apart[:1], *team[:1], *apart[1:], *team[1:], *busy[1:]]
+
+    def _once(self, jobs: list[_Job]) -> list[_Job]:
+        """Do each once, if there is time; those that came to something, with what they took."""
+        done = []
+        for job in jobs:
+            if not self._time_for(job.what, job.seconds):
+                continue
+            begun = self._left
+            if job.do():
+                done.append(job._replace(seconds=begun - self._left))
+            else:
+                self._skipped.append(job.what)
+        return done
+
+    def _repeat(self, jobs: list[_Job]) -> None:
+        """Do them again while there is time: at one moment others may use the machine, too."""
+        for _ in range(TURNS - 1):
+            for job in jobs:
+                if self._left < 1.2 * job.seconds + 1:
+                    return
+                self._say(f"{job.what}, again")
+                job.do()
+
     def _apart(
-        self, inside: dict[int, float], again: _Again, collecting: float
-    ) -> dict[int, float]:
+        self, ratios: _Ratios, again: _Again, inside: dict[int, float], collecting: float
+    ) -> list[_Job]:
         """How much longer an update takes in a process of its own, beside one actor's, than inside
         one that also acts, where each spoils the other's caches: by cores, with one and with those
-        that were best. Only where updates are short; empty elsewhere."""
+        that were best. Only where updates are short."""
         if not self._on_cpu or inside[1] > SHORT or self._task.envs > self._at_once(MAKING):
-            return {}
-        found = {}
+            return []
+        jobs = []
         for cores in sorted({1, min(inside, key=lambda cores: inside[cores])}):
-            what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
-            seconds = self._long_enough(inside[cores], collecting)
-            if cores + 1 > len(self._mine) or not self._time_for(what, seconds + START):
+            if cores + 1 > len(self._mine):
                 continue
+            seconds = self._long_enough(inside[cores], collecting)
             scale = dataclasses.replace(self._sooner.scale, pin=True, cores=cores)
             run = dataclasses.replace(self._sooner, scale=scale)
-            taken, base = again.beside(inside[1], lambda c=run, s=seconds: self._run(c, s))  # type: ignore[misc]
-            if taken is None:
-                self._skipped.append(what)
-            else:
-                found[cores] = taken / (base * inside[cores] / inside[1])
-        return found
+            over = inside[cores] / inside[1]
+            what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
+            jobs.append(self._job(what, ratios.apart, cores, again, run, seconds, over))
+        return jobs
+
+    def _team(self, ratios: _Ratios, again: _Again, update: float, collecting: float) -> list[_Job]:
+        """How long an update of several learners takes, each on a core of its own, over one inside
+        a process that also acts. Only as many as leave a core to each of as many actors."""
+        jobs = []
+        for learners in TEAMS if self._on_cpu else ():
+            scale = dataclasses.replace(
+                self._sooner.scale, learners=learners, actors=learners, pin=True,
+                envs_per_actor=max(1, self._one.scale.envs_per_actor // learners),
+            )  # fmt: skip
+            several = dataclasses.replace(self._sooner, scale=scale)
+            if 2 * learners > len(self._mine) or not begins(several, self._env):
+                continue  # and a plan will not say so, either
+            seconds = self._long_enough(update, collecting)
+            making = self._making * scale.envs_per_actor
+            what = f"{learners} learners"
+            jobs.append(
+                self._job(what, ratios.team, learners, again, several, seconds, 1.0, making)
+            )
+        return jobs
+
+    def _job(
+        self,
+        what: str,
+        found: dict[int, list[float]],
+        key: int,
+        again: _Again,
+        run: Config,
+        seconds: float,
+        over: float,
+        making: float = 0.0,
+    ) -> _Job:
+        """A real run, and what an update takes there over `over` times what it takes inside."""
+
+        def do() -> bool:
+            taken, base = again.beside(lambda: self._run(run, seconds))
+            if taken is not None:
+                found.setdefault(key, []).append(taken / (base * over))
+            return taken is not None
+
+        return _Job(what, seconds + START + making, do)
+
+    def _beside(self, ratios: _Ratios, again: _Again, update: float, envs: int) -> list[_Job]:
+        """How much longer acting and learning take when so many cores are busy: a learner on the
+        first, an actor on the last, and one on each of those between."""
+        mine, others = self._mine, list[Probe]()
+        if len(mine) < 2:
+            return []
+
+        def do(busy: int) -> bool:
+            more = [
+                self._probes.enter_context(Probe(lambda: acting(self._one, envs), [core]))
+                for core in mine[1 + len(others) : busy - 1]
+            ]
+            for other in more:
+                other.begin(seconds=WHOLE)
+                other.rest()
+            others.extend(more)
+            ratios.busy.setdefault(busy, []).extend(again.slowed(others[: busy - 2]))
+            return True
+
+        some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
+        expected = envs * self._making + 1 + 6 * (again.SECONDS + update)
+        return [
+            _Job(f"{busy} busy cores", expected, partial(do, busy))
+            for busy in sorted(some, reverse=True)
+        ]
 
     def _run(self, config: Config, seconds: float) -> float | None:
         """Seconds of an update in a real run, which has the whole machine; None where it had not
@@ -365,55 +450,6 @@ class _Profiler:
         warmup = getattr(self._sooner.algorithm, "warmup", 0)
         first = collecting * max(1.0, warmup / self._task.rows)
         return max(2.0, first + 4 * max(update, collecting))
-
-    def _beside(
-        self, envs: int, again: _Again, update: float
-    ) -> tuple[dict[int, float], dict[int, float]]:
-        """How much longer acting and learning take when so many cores are busy: a learner on the
-        first, an actor on the last, and one on each of those between. In turn with each alone, as
-        the machine's own speed changes."""
-        slow_act, slow_learn = {1: 1.0}, {1: 1.0}
-        mine = self._mine
-        if len(mine) < 2:
-            return slow_act, slow_learn
-        some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
-        for busy in sorted(some - {0, 1}, reverse=True):
-            expected = envs * self._making + 1 + 3 * TURNS * (again.SECONDS + update)
-            if not self._time_for(f"{busy} busy cores", expected):
-                continue
-            with contextlib.ExitStack() as closing:
-                others = [
-                    closing.enter_context(Probe(lambda: acting(self._one, envs), [core]))
-                    for core in mine[1 : busy - 1]
-                ]
-                for other in others:
-                    other.begin(seconds=WHOLE)
-                slow_learn[busy], slow_act[busy] = again.slowed(others, update)
-        return slow_act, slow_learn
-
-    def _team(self, apart: float, again: _Again, collecting: float) -> dict[int, float]:
-        """How long an update of several learners takes, over one's, each on a core of its own.
-        Only as many as leave a core to each of as many actors."""
-        found = {1: 1.0}
-        for learners in TEAMS if self._on_cpu else ():
-            scale = dataclasses.replace(
-                self._sooner.scale, learners=learners, actors=learners, pin=True,
-                envs_per_actor=max(1, self._one.scale.envs_per_actor // learners),
-            )  # fmt: skip
-            several = dataclasses.replace(self._sooner, scale=scale)
-            if 2 * learners > len(self._mine) or not begins(several, self._env):
-                continue  # and a plan will not say so, either
-            update = again.last * apart
-            seconds = self._long_enough(update, collecting)
-            making = self._making * scale.envs_per_actor
-            if not self._time_for(f"{learners} learners", seconds + START + making):
-                continue
-            taken, base = again.beside(update, lambda c=several, s=seconds: self._run(c, s))  # type: ignore[misc]
-            if taken is None:
-                self._skipped.append(f"{learners} learners")
-            else:
-                found[learners] = taken / (base * apart)
-        return found
 
     def _batches(self, known: float, preparing: float) -> dict[int, float]:
         """Seconds of an update on one core with half and twice the batch."""
@@ -458,68 +494,111 @@ class _Profiler:
         return known | {other: envs / measured["step"]}
 
 
+class _Job(NamedTuple):
+    """One thing to measure, as often as there is time for it."""
+
+    what: str
+    seconds: float
+    """that it takes, about"""
+    do: Callable[[], bool]
+    """False: nothing came of it"""
+
+
+class _Curves(NamedTuple):
+    """What of `Rates` comes of ratios."""
+
+    inside: dict[int, float]
+    learn: dict[int, float]
+    slow_act: dict[int, float]
+    slow_learn: dict[int, float]
+    team: dict[int, float]
+
+
+class _Ratios:
+    """How much longer things take under other circumstances, each as often as it was measured."""
+
+    def __init__(self) -> None:
+        self.apart: dict[int, list[float]] = {}
+        """cores: an update in a process of its own, over one inside a process that also acts"""
+        self.team: dict[int, list[float]] = {}
+        """learners: an update of all of them, over one inside a process that also acts"""
+        self.busy: dict[int, list[tuple[float, float]]] = {}
+        """busy cores: learning and acting, over each alone"""
+
+    def curves(self, inside: dict[int, float]) -> _Curves:
+        """With seconds of an update inside a process that also acts, by cores."""
+        apart = {cores: statistics.median(found) for cores, found in self.apart.items()}
+        first = apart.get(1, 1.0)
+        slow_learn, slow_act = (
+            {1: 1.0}
+            | {n: max(1.0, statistics.median(r[i] for r in rs)) for n, rs in self.busy.items()}
+            for i in range(2)
+        )
+        if apart:  # it had a busy core beside it
+            of_two = between(slow_learn, 2)
+            slow_learn = {n: max(1.0, factor / of_two) for n, factor in slow_learn.items()}
+        # several learners had busy cores beside them, which predictions know of
+        team = {
+            n: statistics.median(found) / first / between(slow_learn, 2 * n)
+            for n, found in self.team.items()
+        }
+        learn = {cores: seconds * apart.get(cores, first) for cores, seconds in inside.items()}
+        return _Curves(inside, learn, slow_act, slow_learn, {1: 1.0} | team)
+
+
 class _Again:
     """Who acts and who learns, asked again and again while a profile is made: others use the
     machine, too, so that it is quicker at one time than at another."""
 
     SECONDS = 0.4
 
-    def __init__(self, learner: Probe, actor: Probe, cores: Sequence[int]) -> None:
+    def __init__(self, learner: Probe, actor: Probe, cores: Sequence[int], update: float) -> None:
+        """An update takes about `update` seconds; a long one is not looked at again."""
         self._learner, self._actor, self._cores = learner, actor, list(cores)
+        self._update = update
         self._learnt: list[float] = []
         self._acted: list[float] = []
 
     @property
-    def learn(self) -> float | None:
+    def learn(self) -> float:
         """Seconds of an update on one core, in the process that also acts: the median."""
-        return statistics.median(self._learnt) if self._learnt else None
+        return statistics.median(self._learnt) if self._learnt else self._update
 
     @property
-    def act(self) -> float | None:
+    def act(self) -> float:
         """Seconds of a step, likewise."""
-        return statistics.median(self._acted) if self._acted else None
+        return statistics.median(self._acted)
 
-    @property
-    def last(self) -> float:
-        return self._learnt[-1]
-
-    def look(self, update: float) -> float:
-        """Ask both, one after the other; seconds of an update, which take about `update`."""
-        if update < LONG or not self._learnt:
+    def look(self) -> float:
+        """Ask both, one after the other; seconds of an update."""
+        if self._update < LONG:
             self._learnt.append(self._ask_learner())
         self._acted.append(self._ask_actor(self.SECONDS / 2))
-        return self.last
+        return self._learnt[-1] if self._learnt else self._update
 
-    def beside(
-        self, update: float, measure: Callable[[], float | None]
-    ) -> tuple[float | None, float]:
+    def beside(self, measure: Callable[[], float | None]) -> tuple[float | None, float]:
         """What was measured, and seconds of an update at about that time."""
-        before = self.look(update)
+        before = self.look()
         taken = measure()
-        return taken, (before + self.look(update)) / 2
+        return taken, (before + self.look()) / 2
 
-    def slowed(self, others: Sequence[Probe], update: float) -> tuple[float, float]:
-        """How much longer learning and acting take together and beside others than each alone."""
-        alone: list[tuple[float, float]] = []
-        busy: list[tuple[float, float]] = []
-        turns = TURNS if update < LONG else 1
-        for _ in range(turns):
-            for other in others:
-                other.rest()
+    def slowed(self, others: Sequence[Probe]) -> list[tuple[float, float]]:
+        """How much longer learning and acting take together and beside others, which rest, than
+        each alone: twice where that is quick."""
+        found = []
+        for _ in range(2 if self._update < LONG else 1):
             learnt, acted = self._ask_learner(), self._ask_actor()
-            alone.append((learnt, acted))
             self._learnt.append(learnt)
             self._acted.append(acted)
             for other in others:
                 other.go_on()
             self._learner.begin(cores=self._cores, seconds=self.SECONDS)
-            busy_act = self._ask_actor(max(self.SECONDS, update))
-            busy.append((float(self._learner.end()["learn"]), busy_act))
-        factors = [
-            statistics.median(b[i] for b in busy) / statistics.median(a[i] for a in alone)
-            for i in range(2)
-        ]
-        return max(1.0, factors[0]), max(1.0, factors[1])
+            busy_act = self._ask_actor(max(self.SECONDS, self._update))
+            busy_learn = float(self._learner.end()["learn"])
+            for other in others:
+                other.rest()
+            found.append((busy_learn / learnt, busy_act / acted))
+        return found
 
     def _ask_learner(self) -> float:
         return float(self._learner.ask(cores=self._cores, seconds=self.SECONDS)["learn"])
