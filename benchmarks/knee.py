@@ -133,7 +133,7 @@ def series(
 
     def task(n: int) -> float:
         overrides = [*asked(batches), *spread(choice_of(n, learners, batches))]
-        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows(batches)))
+        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows_of(batches)))
         return float(kept[n][-1]["new_sps"])
 
     samples = interleaved({str(n): partial(task, n) for n in actors}, arguments.rounds)
@@ -158,7 +158,7 @@ def profiled(batches: int) -> Profile:
     return profiler.measure(load_config(ROOT / "configs" / f"{NAME}.toml", overrides))
 
 
-def rows(batches: int) -> float:
+def rows_of(batches: int) -> float:
     """Steps of a batch that are not resets."""
     measured = profiled(batches)
     return measured.task.rows * measured.rates.valid
@@ -218,15 +218,16 @@ def groups(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     def task(n: int) -> float:
         choice = Choice("local", 2, ENVS // 2, T, groups=n)
         overrides = [*asked(1), *spread(choice)]
-        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows(1)))
+        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows_of(1)))
         return float(kept[n][-1]["new_sps"])
 
     samples = interleaved({str(n): partial(task, n) for n in counts}, arguments.rounds)
-    found, rows = [], []
+    found: list[dict[str, Any]] = []
+    rows = []
     for n in counts:
         received = float(np.median(samples[str(n)]))
         consumed = float(np.median([run["steps_per_s"]["consumed"] for run in kept[n]]))
-        point = {"groups": n, "received": received, "consumed": consumed,
+        point: dict[str, Any] = {"groups": n, "received": received, "consumed": consumed,
                  "samples": samples[str(n)]}  # fmt: skip
         found.append(point)
         first = found[0]

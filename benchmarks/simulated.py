@@ -6,7 +6,7 @@ away, a few cores suffice for many processes, and what is measured is how they g
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,11 +28,17 @@ def rest_until(end: float) -> None:
 @register_env("simulated/Env")
 class SimulatedEnv(Identity):
     """`toy/Identity`, all envs of which take `step_s` seconds for a step, and `make_s` to be made.
-    A line of `log` says what ("make" when it begins, "made", "step" when it has ended), the role,
-    the pid, and when, by the clock on the wall that faults.jsonl has, too."""
+    With `uneven`, actor i takes `uneven[i]` times as long. A line of `log` says what ("make" when
+    it begins, "made", "step" when it has ended), the role, the pid, and when, by the clock on the
+    wall that faults.jsonl has, too."""
 
     def __init__(
-        self, num_envs: int, step_s: float = 0.005, make_s: float = 0.0, log: str = ""
+        self,
+        num_envs: int,
+        step_s: float = 0.005,
+        make_s: float = 0.0,
+        log: str = "",
+        uneven: Sequence[float] = (),
     ) -> None:
         self._log, self._who = -1, ""
         if log and (role := host_role()):
@@ -41,7 +47,8 @@ class SimulatedEnv(Identity):
         self._tell("make")
         time.sleep(make_s)
         super().__init__(num_envs)
-        self._step_s = step_s
+        kind, _, index = host_role().rpartition("-")
+        self._step_s = step_s * (uneven[int(index)] if uneven and kind == "actor" else 1.0)
         self._tell("made")
 
     def step(self, action: Array) -> TimeStep:

@@ -19,7 +19,9 @@ def spread(choice: Choice) -> list[str]:
     """The overrides that spread a config so."""
     names = {"envs": "envs_per_actor"}
     fields = dataclasses.asdict(choice)
-    return [f"scale.{names.get(key, key)}={value}" for key, value in fields.items()]
+    return [
+        f"scale.{names.get(key, key)}={value}" for key, value in fields.items() if key != "hosts"
+    ]
 
 
 def timed(

@@ -4,11 +4,14 @@ import dataclasses
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tianji import profiler
+from tianji.config import load_config
 from tianji.plan import (
     Choice,
     Rates,
@@ -24,6 +27,7 @@ from tianji.plan import (
     unbalanced,
 )
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 REPLAY = Task(rows=32, batch=128, on_policy=False, lead=8, streams=False, envs=8, T=4,
               most_rows=4096)  # fmt: skip
 FRESH = Task(rows=2048, batch=2048, on_policy=True, lead=1, streams=False, envs=64, T=32)
@@ -58,6 +62,7 @@ def some_rates(draw):
         learn=learn,
         slow_act=slow,
         slow_learn=slow,
+        slowest={1: 1.0, 16: draw(st.floats(1.0, 1.5))},
         receive=draw(seconds(1e-6, 1e-2)),
         serve=draw(seconds(1e-6, 1e-2)),
         take=learn[1] * draw(st.floats(0, 1)),
@@ -71,6 +76,7 @@ tasks = st.builds(
     st.sampled_from([REPLAY, FRESH]),
     lead=st.sampled_from([0.0, 1.0, 8.0, math.inf]),
     streams=st.booleans(),
+    abreast=st.booleans(),
     envs=st.sampled_from([1, 6, 8, 12, 64]),
 )
 
@@ -175,7 +181,8 @@ def test_overlap_is_never_slower_than_taking_turns(measured, cores):
 @settings(deadline=None)
 @given(tasks, some_rates(), st.integers(1, 16))
 def test_a_core_more_never_makes_the_best_plan_worse(task, measured, cores):
-    quiet = dataclasses.replace(measured, slow_act={1: 1.0}, slow_learn={1: 1.0})
+    alone = {1: 1.0}
+    quiet = dataclasses.replace(measured, slow_act=alone, slow_learn=alone, slowest=alone)
     fewer = next(search(task, quiet, cores)).new
     assert next(search(task, quiet, cores + 1)).new >= fewer / 1.011
 
@@ -190,6 +197,30 @@ def test_replay_gets_as_many_actors_as_balance_the_learner_and_no_more():
     five = predict(REPLAY, slow_env, dataclasses.replace(found.best.choice, actors=5), 16)
     assert five.binding == "learner"
     assert "wait 20 %" in more_actors(REPLAY, slow_env, five, 16)
+
+
+def test_actors_that_wait_for_each_other_go_as_the_slowest_does():
+    slow_env = rates(act={n: 1e-3 * n for n in (1, 64, 512)}, learn={1: 1e-3},
+                     slowest={1: 1.0, 5: 1.25})  # fmt: skip
+    choice = Choice("local", 4, 16, 32)
+    free = predict(FRESH, slow_env, choice, 16)
+    together = predict(dataclasses.replace(FRESH, abreast=True), slow_env, choice, 16)
+    assert free.binding == together.binding == "actors"
+    assert together.new == pytest.approx(free.new / 1.25)
+    alone = dataclasses.replace(choice, actors=1, envs=64)
+    assert predict(dataclasses.replace(FRESH, abreast=True), slow_env, alone, 16).new == (
+        predict(FRESH, slow_env, alone, 16).new
+    ), "one has nobody to wait for"
+
+
+@pytest.mark.parametrize(
+    ("relax", "abreast"),
+    [("sync", True), ("periodic", True), ("one_step", True), ("tianji", True), ("bounded", True),
+     ("free", False), ("impala", False)],
+)  # fmt: skip
+def test_who_waits_for_the_slowest(relax, abreast):
+    config = profiler.template(load_config(CONFIGS / "ppo_cartpole.toml", [f"scale.relax={relax}"]))
+    assert profiler.task_of(config, profiler.see(config).env).abreast == abreast
 
 
 def test_a_cheap_env_is_best_in_one_process():
@@ -230,11 +261,14 @@ def test_equation_1_with_the_number_of_actors_that_its_condition_implies():
     assert one.sample == pytest.approx(32 * measured.act[64] + measured.begin)
     assert one.actors == pytest.approx((one.sample + one.send) / 1e-3)
     below, above = int(one.actors), math.ceil(one.actors) + 1
-    assert collection_seconds(measured, 64, 32, below, 100) == pytest.approx(
-        100 * (one.sample + one.send) / below
-    )
-    assert collection_seconds(measured, 64, 32, above, 100) == pytest.approx(100 * 1e-3)
-    assert collection_seconds(measured, 64, 32, 2 * above, 100) == pytest.approx(100 * 1e-3)
+
+    def collecting(actors):
+        choice = Choice("local", actors, 64, 32)
+        return collection_seconds(measured, choice, 100 * choice.rows_per_rollout)
+
+    assert collecting(below) == pytest.approx(100 * (one.sample + one.send) / below)
+    assert collecting(above) == pytest.approx(100 * 1e-3)
+    assert collecting(2 * above) == pytest.approx(100 * 1e-3)
 
 
 def test_between_measurements_rates_lie_on_lines_in_logarithms():

@@ -79,26 +79,6 @@ def test_a_process_measures_on_its_own_cores_as_often_as_it_is_asked():
         os.kill(first["pid"], 0)
 
 
-def test_a_process_that_rests_does_nothing_until_it_goes_on():
-    def prepare():
-        def measure(seconds):
-            begun = time.process_time()
-            end = time.perf_counter() + seconds
-            while time.perf_counter() < end:
-                pass
-            return {"cpu": time.process_time() - begun}
-
-        return measure
-
-    with Probe(prepare, sorted(os.sched_getaffinity(0))) as probe:
-        probe.begin(seconds=0.6)
-        time.sleep(0.1)
-        probe.rest()
-        time.sleep(0.7)
-        probe.go_on()
-        assert probe.end()["cpu"] < 0.4, "the time had gone by when it went on"
-
-
 def test_a_measurement_that_raises_says_what(capfd):
     def prepare():
         raise ValueError("no such thing")
@@ -243,7 +223,7 @@ class Told:
     """In the place of a probe: it says what it was given, one after the other."""
 
     def __init__(self, key, *values):
-        self.key, self.values, self.resting = key, list(values), False
+        self.key, self.values = key, list(values)
 
     def ask(self, **how):
         self.begin(**how)
@@ -255,23 +235,28 @@ class Told:
     def end(self):
         return {self.key: self.values.pop(0)}
 
-    def rest(self):
-        self.resting = True
-
-    def go_on(self):
-        self.resting = False
+    def ready(self):
+        pass
 
 
 def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
     """Alone and beside others in turn: all takes twice as long from the second turn on."""
     learner = Told("learn", 0.1, 0.15, 0.2, 0.3)
     actor = Told("step", 0.1, 0.1, 0.2, 0.2)
-    others = [Told("", 0), Told("", 0)]
     again = profiler._Again(learner, actor, [0], 0.1)
-    assert np.allclose(again.slowed(others), [(1.5, 1.0), (1.5, 1.0)])
-    assert all(other.resting for other in others)
+    assert np.allclose(again.slowed([]), [(1.5, 1.0, 1.0), (1.5, 1.0, 1.0)])
     assert again.learn == pytest.approx(0.15)
     assert again.act == pytest.approx(0.15)
+
+
+def test_the_slowest_of_several_actors_is_told_over_their_mean():
+    """Rates of 10, 5 and 10 steps: 25 / 3 in the mean, where 10 were made alone."""
+    learner, actor = Told("learn", 0.1, 0.1, 0.1, 0.1), Told("step", 0.1, 0.1, 0.1, 0.1)
+    others = [Told("step", 0.2, 0.1), Told("step", 0.1, 0.1)]
+    again = profiler._Again(learner, actor, [0], 0.1)
+    first, second = again.slowed(others)
+    assert first == pytest.approx((1.0, 1.2, 0.2 / 0.12))
+    assert second == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_what_is_measured_between_two_looks_is_compared_with_both():
@@ -288,13 +273,16 @@ def test_a_long_update_is_not_looked_at_again():
 def test_one_disturbed_measurement_of_three_changes_nothing():
     ratios = profiler._Ratios()
     ratios.apart[1] = [1.2, 9.0, 1.1]
-    ratios.busy[2] = [(1.5, 1.3), (1.5, 7.0), (0.1, 1.2)]
-    ratios.busy[4] = [(3.0, 2.0)]
+    slowed = [(1.5, 1.3, 1.0), (1.5, 7.0, 1.0), (0.1, 1.2, 1.0)]
+    ratios.busy[2] = [profiler._Slowed(*one) for one in slowed]
+    ratios.busy[4] = [profiler._Slowed(3.0, 2.0, 1.1)]
     ratios.team[2] = [0.1, 1.2, 5.0]
-    curves = ratios.curves({1: 1.0, 2: 0.5})
-    assert curves.learn == pytest.approx({1: 1.2, 2: 0.6})
-    assert curves.inside == {1: 1.0, 2: 0.5}
+    ratios.threads[2] = [0.5, 0.6, 9.0]
+    curves = ratios.curves({1: 2.0, 2: 1.0, 4: 0.8}, 1.0)
+    assert curves.inside == {1: 1.0, 2: 0.6, 4: 0.4}
+    assert curves.learn == pytest.approx({1: 1.2, 2: 0.72, 4: 0.48})
     assert curves.slow_act == {1: 1.0, 2: 1.3, 4: 2.0}
+    assert curves.slowest == {1: 1.0, 2: 1.0, 4: 1.1}
     assert curves.slow_learn == {1: 1.0, 2: 1.0, 4: 2.0}, "a real run had a busy core beside it"
     assert curves.team == pytest.approx({1: 1.0, 2: 0.5}), "two learners had three"
 
@@ -433,16 +421,45 @@ def test_what_if_of_learners_and_groups_needs_processes_of_their_own():
     assert planner.what_if(config, known, ["learners=2"], None).choice.learners == 2
 
 
-def test_an_inference_server_is_not_planned_for():
-    config = load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local"])
-    with pytest.raises(Refusal, match="an inference server"):
-        profiler.template(config)
+def test_a_server_is_measured_with_what_asking_it_takes():
+    config = profiler.template(load_config(CARTPOLE, ["scale.relax=seed", "algorithm.epochs=1"]))
+    cores = sorted(os.sched_getaffinity(0))[:1]
+    told = alone(lambda: probe.learning(config, 8), cores, cores=cores, seconds=0.1)
+    assert 0 < told["ask"] < told["act"]
+    assert 0 < told["answer"] < told["act"]
+    acted = alone(lambda: probe.acting(config, 8), cores, seconds=0.1)
+    assert 0 < acted["infer"] < acted["step"]
 
 
-def test_workers_are_not_planned_for():
+def test_workers_are_measured_as_one_that_takes_turns():
     overrides = ["scale.relax=a3c", "scale.engine=local", "scale.groups=2"]
-    with pytest.raises(Refusal, match="nothing that a plan could choose"):
-        profiler.template(load_config(CARTPOLE, overrides))
+    config = load_config(CARTPOLE, overrides)
+    assert profiler.works(config)
+    one = profiler.template(config)
+    assert not profiler.works(one)
+    assert (one.scale.relax, one.relax.correct) == ("sync", "vtrace")
+    assert planner.choice_of(config).cores_used == 2
+    assert str(planner.choice_of(config)) == "2 workers with 8 envs each"
+
+
+def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):
+    monkeypatch.setattr(planner, "cores_here", lambda: 4)
+    overrides = ["scale.relax=a3c", "scale.engine=local", "scale.groups=2"]
+    config = load_config(CARTPOLE, overrides)
+    profile = a_profile(config)
+    task = dataclasses.replace(profile.task, workers=True)
+    profile = dataclasses.replace(profile, task=task)
+    found = planner.make(config, profile)
+    assert (found.best.choice.groups, found.best.choice.hosts) == (4, "worker")
+    two = planner.what_if(config, profile, ["groups=2"], None)
+    assert found.best.new == pytest.approx(2 * two.new)
+    assert "one core more" in found.notes[0]
+    assert "5 workers" in found.notes[0]
+    planner.write(tmp_path / "plan.json", planner.tree(found, profile))
+    followed, _ = planner.follow(config, tmp_path / "plan.json")
+    assert followed.scale.groups == 4
+    with pytest.raises(Refusal, match=r"is for workers, .* and this config has none"):
+        planner.follow(load_config(CARTPOLE), tmp_path / "plan.json")
 
 
 def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys):
@@ -503,7 +520,7 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     profiles.save(profile, config)
     assert main(["plan", "ppo_cartpole"]) == 0
     said = capsys.readouterr().out
-    for word in ("plan  ", "predicted", "binding", "more actors", "the knee", "next best"):
+    for word in ("plan  ", "predicted", "binding", "more actors", "the knee", "(Tc)", "next best"):
         assert word in said
     assert main(["plan", "ppo_cartpole", "--json", "--save", str(tmp_path / "p.json")]) == 0
     tree = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -44,6 +44,14 @@ class Task:
     """of all actors together, as the config has them"""
     T: int
     """steps of each env in a rollout"""
+    abreast: bool = False
+    """does an actor wait for the slowest of all, a rollout ahead of it at most?"""
+    workers: bool = False
+    """does each group act and learn in one process?"""
+    server: bool = False
+    """does a server choose the actions of all actors?"""
+    max_batch: int | None = None
+    """rows that it infers at once, at most"""
     most_rows: int = 1 << 62
     """steps of one rollout of every actor, at most: for replay, where they need not be a batch"""
 
@@ -69,15 +77,23 @@ class Rates:
     wake: float
     """from a push until the other process has noticed"""
     slow_act: Mapping[int, float]
-    """busy cores: how much longer acting takes than alone"""
+    """busy cores: how much longer acting takes than alone, in the mean of all actors"""
     slow_learn: Mapping[int, float]
     """busy cores: how much longer an update takes than alone"""
+    slowest: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    """busy cores: how much longer the slowest actor takes than all in the mean"""
     valid: float = 1.0
     """share of steps that are not resets"""
     device: str = "cpu"
     """where updates were computed"""
     team: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
     """learners that share a batch: their update's seconds over those of one alone"""
+    infer: Mapping[int, float] = field(default_factory=dict)
+    """envs: what of `act` is inference"""
+    ask: float = 0.0
+    """of an actor, to ask a server and to take its answer"""
+    answer: float = 0.0
+    """of a server for each actor that asks, beside inference"""
     inside_act: float = 1.0
     """times that acting takes longer in a process that also learns"""
     inside: Mapping[int, float] = field(default_factory=dict)
@@ -88,6 +104,15 @@ class Rates:
         beyond it, in proportion."""
         return between(self.act, envs, above=1.0)
 
+    def asked(self, envs: int, actors: int, max_batch: int | None) -> Asked:
+        """One step of all envs of as many actors that ask a server. It answers those that have
+        asked at once: all of them, or as many as it may."""
+        at_once = actors if max_batch is None else max(1, min(actors, max_batch // envs))
+        one = between(self.infer, at_once * envs, above=1.0) + at_once * self.answer
+        all_of_them = one * actors / at_once
+        own = self.step(envs) - between(self.infer, envs, above=1.0) + self.ask
+        return Asked(own, max(own + one + 2 * self.wake, all_of_them), all_of_them)
+
     def update(self, cores: int, learners: int = 1) -> float:
         """Seconds of one update; beyond the measured cores and learners, as with the most."""
         return between(self.learn, cores, above=0.0) * between(self.team, learners, above=0.0)
@@ -97,6 +122,10 @@ class Rates:
 
     def learning_slowed(self, busy: int) -> float:
         return max(1.0, between(self.slow_learn, max(1, busy), above=0.0))
+
+    def behind(self, busy: int) -> float:
+        """How much longer the slowest actor takes than all in the mean."""
+        return max(1.0, between(self.slowest, max(1, busy), above=0.0))
 
     @property
     def most_learner_cores(self) -> int:
@@ -116,7 +145,18 @@ class Rates:
         return cls(**{**tree, **curves})
 
 
-CURVES = ("act", "learn", "slow_act", "slow_learn", "team", "inside")
+class Asked(NamedTuple):
+    """A step where a server infers, in seconds."""
+
+    own: float
+    """that an actor works"""
+    step: float
+    """until it has made it"""
+    serving: float
+    """that the server works for all actors"""
+
+
+CURVES = ("act", "learn", "slow_act", "slow_learn", "slowest", "team", "inside", "infer")
 
 
 @dataclass(frozen=True)
@@ -132,6 +172,8 @@ class Choice:
     """of the learner"""
     learners: int = 1
     groups: int = 1
+    hosts: Literal["apart", "worker"] = "apart"
+    """worker: each group acts and learns in one process"""
 
     @property
     def rows_per_rollout(self) -> int:
@@ -142,6 +184,8 @@ class Choice:
         """By actors and learners. The buffer's part-time is in the prediction."""
         if self.engine == "serial":
             return self.cores
+        if self.hosts == "worker":
+            return self.groups * self.cores
         return self.groups * (self.actors + self.learners * self.cores)
 
     def __str__(self) -> str:
@@ -149,6 +193,10 @@ class Choice:
         if self.engine == "serial":
             threads = f", {self.cores} cores to learn with" if self.cores > 1 else ""
             return f"one process: {envs}{threads}"
+        if self.hosts == "worker":
+            threads = f" and {self.cores} cores" if self.cores > 1 else ""
+            each = " each" * (self.groups > 1)
+            return f"{self.groups} worker{'s' * (self.groups > 1)} with {envs}{threads}{each}"
         groups = f"{self.groups} groups of " if self.groups > 1 else ""
         actors = f"{self.actors} actor{'s' * (self.actors > 1)} with {envs}"
         learners = "a learner" if self.learners == 1 else f"{self.learners} learners"
@@ -182,12 +230,19 @@ class Prediction(NamedTuple):
 def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     """What a choice will come to on so many cores, of which it may leave some idle."""
     if choice.engine == "serial":
-        return _serial(task, rates, choice)
+        return _inside(task, rates, choice, busy=1)
     busy = min(choice.cores_used, cores)
+    if choice.hosts == "worker":
+        return _inside(task, rates, choice, busy)
     slow = rates.acting_slowed(busy)
     per_group = cores / choice.groups
     rows, R = task.rows, choice.rows_per_rollout
-    acting = (choice.rollout_length * rates.step(choice.envs) + rates.begin) * slow + rates.send
+    if task.server:
+        own, step, serving = rates.asked(choice.envs, choice.actors, task.max_batch)
+    else:
+        own = step = rates.step(choice.envs)
+        serving = 0.0
+    acting = (choice.rollout_length * step + rates.begin) * slow + rates.send
     """seconds of an actor for a rollout"""
     passing = (rates.receive / R + rates.serve / rows) * slow
     """seconds of the buffer for a row"""
@@ -195,8 +250,12 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     left = per_group - choice.learners * choice.cores
     """cores for actors and buffer"""
     actors = choice.actors * R / acting
-    if left < choice.actors + 1:  # the buffer has no core of its own: what it takes is not theirs
-        actors = min(actors, left / (acting / R + passing))
+    if task.abreast and choice.actors > 1:
+        actors /= rates.behind(busy)
+    if left < choice.actors + 1 + task.server:
+        # the buffer, or the server, has no core of its own: what it takes is not theirs
+        asleep = (step - own) / choice.envs - serving / (choice.actors * choice.envs)
+        actors = min(actors, left / (acting / R - asleep * slow + passing))
     sides: dict[Binding, float] = {
         "actors": actors, "learner": rows / learning, "channel": 1 / passing
     }  # fmt: skip
@@ -209,14 +268,14 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     return _prediction(task, rates, choice, x, binding, sides)
 
 
-def _serial(task: Task, rates: Rates, choice: Choice) -> Prediction:
-    """One process does all, one after the other."""
-    R = choice.rows_per_rollout
+def _inside(task: Task, rates: Rates, choice: Choice, busy: int) -> Prediction:
+    """One process does all, one after the other; of several groups, each has such a one."""
+    slow, R = rates.acting_slowed(busy), choice.rows_per_rollout
     acting = choice.rollout_length * rates.step(choice.envs) * rates.inside_act
-    acting = (acting + rates.begin) / R
-    passing = rates.receive / R + rates.serve / task.rows
+    acting = (acting + rates.begin) * slow / R
+    passing = (rates.receive / R + rates.serve / task.rows) * slow
     update = between(rates.inside, choice.cores) if rates.inside else rates.update(choice.cores)
-    learning = update / task.rows
+    learning = update * rates.learning_slowed(busy) / task.rows
     sides: dict[Binding, float] = {
         "actors": 1 / acting, "learner": 1 / learning, "channel": 1 / passing
     }  # fmt: skip
@@ -263,10 +322,16 @@ def choices(
 ) -> Iterable[Choice]:
     """All ways to spread a task that leave every actor and every learner's thread a core of its own
     and, with one group, change nothing of what is learnt. Batches of rollouts are split among
-    actors; where steps are replayed, actors may have as many envs as they like."""
+    actors; where steps are replayed, actors may have as many envs as they like. Workers are groups,
+    as many as there are cores for."""
     threads = [c for c in sorted(rates.learn) if c <= cores]
     for (envs, T), c in product(_envs(task, actors=1), threads):
         yield Choice("serial", 1, envs, T, cores=c)
+        if task.workers:
+            for G in range(1, cores // c + 1):
+                yield Choice("local", 1, envs, T, cores=c, groups=G, hosts="worker")
+    if task.workers:
+        return
     for G, L, c in product(groups, sorted(rates.team), threads):
         for actors in range(1, cores // G - L * c + 1):
             for envs, T in _envs(task, actors):
@@ -344,15 +409,17 @@ def knee(rates: Rates, envs: int, T: int) -> Knee:
     return Knee((sample + rates.send) / rates.receive, sample, rates.send, rates.receive)
 
 
-def collection_seconds(rates: Rates, envs: int, T: int, actors: int, rollouts: int) -> float:
-    """Tc = max((Tsp + Tsd) / N_A, Trv) Ns."""
-    _, sample, send, receive = knee(rates, envs, T)
-    return max((sample + send) / actors, receive) * rollouts
+def collection_seconds(rates: Rates, choice: Choice, rows: int) -> float:
+    """Tc = max((Tsp + Tsd) / N_A, Trv) Ns: until the actors have made so many rows."""
+    _, sample, send, receive = knee(rates, choice.envs, choice.rollout_length)
+    return max((sample + send) / choice.actors, receive) * rows / choice.rows_per_rollout
 
 
 def more_actors(task: Task, rates: Rates, best: Prediction, cores: int) -> str:
     """Why the plan has no more actors than it has."""
     choice = best.choice
+    if choice.hosts == "worker":
+        return "each worker acts and learns in turn, so that more actors would be more workers"
     if choice.engine == "serial":
         split = [c for c in choices(task, rates, cores) if c.engine == "local"]
         if not split:
@@ -426,14 +493,14 @@ def plan(
     if rates.device == "cpu":
         instant = replace(rates, learn={1: INSTANT}, take=0.0, team={1: 1.0}, inside={})
         notes.append(_a_gpu(better(rates=instant)[0]))
-    if tuple(groups) == (1,):
+    if tuple(groups) == (1,) and not task.workers:
         gain, then = better(groups=range(2, cores // 2 + 1))
         if gain > WORTH:
             notes.append(
                 f"{then.choice} would bring {_percent(gain)}, and learn otherwise: every group has "
                 f"batches of its own. --groups {then.choice.groups} lets a plan choose them"
             )
-    if (never := unbalanced(task, rates, cores)) is not None:
+    if not task.workers and (never := unbalanced(task, rates, cores)) is not None:
         notes.append(never)
     why = more_actors(task, rates, best, cores)
     return Plan(best, tuple(ranked[1:]), why, tuple(notes), rates)

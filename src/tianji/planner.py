@@ -15,7 +15,7 @@ from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.machine import cores as cores_here
 from tianji.machine import gpu_model
-from tianji.plan import Choice, Plan, Prediction, Task, knee, plan, predict
+from tianji.plan import Choice, Plan, Prediction, Task, collection_seconds, knee, plan, predict
 from tianji.profile import Profile
 from tianji.view.status import human
 
@@ -43,7 +43,7 @@ def choice_of(config: Config) -> Choice:
     scale = config.scale
     return Choice(
         scale.engine, scale.actors, scale.envs_per_actor, scale.rollout_length, scale.cores,
-        scale.learners, scale.groups,
+        scale.learners, scale.groups, "worker" if profiler.works(config) else "apart",
     )  # fmt: skip
 
 
@@ -133,7 +133,9 @@ def tree(found: Plan, profile: Profile) -> dict[str, Any]:
     """A plan as it is written: into a run folder, into a file, at the end of a command."""
     choice = found.best.choice
     n = knee(profile.rates, choice.envs, choice.rollout_length)
-    about = {"knee": n._asdict(), "facts": profile.facts, "whole": profile.whole}
+    collecting = collection_seconds(profile.rates, choice, profile.task.rows)
+    about = {"knee": n._asdict() | {"collecting": collecting}, "facts": profile.facts,
+             "whole": profile.whole}  # fmt: skip
     return found.tree() | about
 
 
@@ -155,6 +157,13 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
         found = make(config, profile)
         return spread(config, found.best.choice), tree(found, profile)
     written, choice = _read(path)
+    if (workers := choice.hosts == "worker") != profiler.works(config):
+        whose = "workers, which act and learn in turn," if workers else "actors and learners apart"
+        mine = "has none" if workers else "has workers"
+        raise Refusal(
+            f"{path} is for {whose} and this config {mine}, so that it says nothing of it. Make a "
+            f"plan for it: `tianji plan CONFIG --save FILE`."
+        )
     return spread(config, choice), written
 
 
@@ -171,8 +180,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
         written: dict[str, Any] = json.loads(path.read_text())
         float(written["predicted"]["new"])
         choice = Choice(**written["choice"])
-        if choice.engine not in ("serial", "local"):
-            raise ValueError(f"engine {choice.engine}")
+        if choice.engine not in ("serial", "local") or choice.hosts not in ("apart", "worker"):
+            raise ValueError(f"engine {choice.engine}, hosts {choice.hosts}")
         if any(int(getattr(choice, name)) < 1 for name in FIELDS[1:]):
             raise ValueError("a count is less than 1")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -194,6 +203,7 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
     best, rates = found.best, profile.rates
     now = predict(profile.task, rates, choice_of(config), _cores(cores))
     n = knee(rates, best.choice.envs, best.choice.rollout_length)
+    collecting = collection_seconds(rates, best.choice, profile.task.rows)
     lines = [
         f"plan        {best.choice}",
         f"predicted   {human(best.new)} new steps/s; {human(best.produced)} produced, "
@@ -202,7 +212,8 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
         f"the config  {now.choice}: {human(now.new)} new steps/s, "
         f"{now.new / best.new:.2f} of the plan's",
         f"more actors {found.why}",
-        f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the limit",
+        f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the limit; "
+        f"an update's rollouts are collected in {1e3 * collecting:.3g} ms (Tc)",
     ]  # fmt: skip
     if found.others:
         lines.append("next best")

@@ -50,6 +50,8 @@ WARM = 0.3
 FAR = 1 << 40
 """steps or updates that no run makes"""
 LEARNING = ("learner/take", "learner/update", "learner/push")
+ASKING = ("actor/ask", "actor/infer")
+ANSWERING = ("server/receive", "server/load", "server/infer")
 RECEIVE = Did("receive")
 NO_ROLLOUT = Did(waits="actor")
 
@@ -99,13 +101,6 @@ class Probe:
     def ask(self, **how: Any) -> Measured:
         self.begin(**how)
         return self.end()
-
-    def rest(self) -> None:
-        """Stop it where it is, until `go_on`."""
-        os.kill(self._pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.kill(self._pid, signal.SIGCONT)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -216,9 +211,9 @@ class Sink:
 
 
 def acting(config: Config, envs: int) -> Measurement:
-    """An actor with so many envs and nobody to wait for: seconds of a step of all of them, of what
-    a rollout takes beside its steps, and the share of steps that are not resets. Takes `seconds`
-    to measure for."""
+    """An actor with so many envs and nobody to wait for: seconds of a step of all of them, what of
+    it is inference, what a rollout takes beside its steps, and the share of steps that are not
+    resets. Takes `seconds` to measure for."""
     scale = dataclasses.replace(config.scale, engine="local", actors=1, envs_per_actor=envs)
 
     def make(num_envs: int) -> Env:
@@ -252,7 +247,7 @@ def acting(config: Config, envs: int) -> Measurement:
         driver.step()
 
     def measure(seconds: float) -> Measured:
-        steps, loads = [], []
+        steps, inferences, loads = [], [], []
         for _ in range(SLICES):
             part = Slice(driver)
             before, rollouts, end = actor.steps, sink.rollouts, driver.now + seconds / SLICES
@@ -260,10 +255,12 @@ def acting(config: Config, envs: int) -> Measurement:
                 driver.step()
             worked = part.seconds("actor/infer", "actor/simulate")
             steps.append(worked / (actor.steps - before))
+            inferences.append(part.seconds("actor/infer") / (actor.steps - before))
             if sink.rollouts > rollouts:
                 loads.append(part.seconds("actor/load", "actor/push") / (sink.rollouts - rollouts))
         return {
             "step": statistics.median(steps),
+            "infer": statistics.median(inferences),
             "load": statistics.median(loads) if loads else 0.0,
             "valid": sink.valid / sink.rows if sink.rows else 1.0,
         }
@@ -313,8 +310,9 @@ class Repeated:
 
 def learning(config: Config, most_envs: int) -> Measurement:
     """All roles of a run in one process, with as many threads as it has cores: seconds of an
-    update, of what the buffer does for a rollout and for an update, and of a step of the actor; at
-    most so many real envs are made. Takes `cores` and `seconds` to measure with and for."""
+    update, of what the buffer does for a rollout and for an update, and of a step of the actor; if
+    there is a server, also what of that is to ask it and to answer. At most so many real envs are
+    made. Takes `cores` and `seconds` to measure with and for."""
     if config.scale.envs_per_actor > most_envs:
         scale = dataclasses.replace(config.scale, halves=False, env_threads=1)
         config = dataclasses.replace(config, scale=scale)
@@ -350,7 +348,9 @@ def learning(config: Config, most_envs: int) -> Measurement:
                 "receive": (
                     built.buffer._balance.received - received, ("buffer/receive", "buffer/grant")
                 ),
-                "act": (actor.steps - steps, ("actor/infer", "actor/simulate")),
+                "act": (actor.steps - steps, ("actor/simulate", *ASKING, *ANSWERING)),
+                "ask": (actor.steps - steps, ASKING),
+                "answer": (actor.steps - steps, ANSWERING),
             }  # fmt: skip
             for name, (times, keys) in spent.items():
                 if times:

@@ -19,7 +19,7 @@ from tianji.machine import cpu_model, gpu_model, version
 from tianji.plan import Rates, Task
 from tianji.view.status import human
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def told(profile: Profile) -> str:
     ]
     lines += [
         f"  {busy} busy cores: acting x {rates.slow_act[busy]:.2f}, learning x "
-        f"{rates.slow_learn[busy]:.2f}"
+        f"{rates.slow_learn[busy]:.2f}; the slowest actor x {rates.behind(busy):.2f} of the mean"
         for busy in sorted(rates.slow_act)
         if busy > 1
     ]

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from tianji.build import Topology, check_halves, make_spec
-from tianji.config import Config
+from tianji.config import Config, JoinConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.machine import core_order
@@ -42,6 +42,8 @@ START = 3.0
 """seconds that a run takes beside its training, about"""
 TURNS = 3
 """times that a ratio is measured, at most"""
+WORKERS = ("a3c", "gala")
+"""presets in which each group acts and learns in one process"""
 TEAMS = (2, 4)
 """learners that are measured together"""
 SHORT = 0.05
@@ -70,20 +72,23 @@ def template(config: Config) -> Config:
         scale, engine="local", actors=1, learners=1, groups=1, cores=1, pin=False,
         envs_per_actor=scale.actors * scale.envs_per_actor,
     )  # fmt: skip
-    if config.relax.hosts == "worker" or scale.relax in ("a3c", "gala"):
-        raise Refusal(
-            "workers, each with an actor and a learner inside (scale.relax = a3c, gala), have "
-            "nothing that a plan could choose but their number. Plan with scale.relax = "
-            '"tianji", or set scale.groups to the number of cores.'
-        )
-    if config.relax.infer == "server" or scale.relax == "seed":
-        raise Refusal(
-            'an inference server (relax.infer = "server", scale.relax = "seed") is no part of what '
-            'a plan knows, so it would predict wrongly. Plan with scale.relax = "tianji", or set '
-            "scale.actors yourself."
-        )
     quiet = dataclasses.replace(config.eval, every=0)
-    return dataclasses.replace(config, scale=one, eval=quiet, auto=False)
+    alone = dataclasses.replace(config, scale=one, eval=quiet, join=JoinConfig(), auto=False)
+    if not works(config):
+        return alone
+    # One worker is a serial run: its actor, its buffer and its learner take turns.
+    turns = dataclasses.replace(config.relax, hosts=None, join=None)
+    if scale.relax in WORKERS and turns.correct is None and config.algorithm.on_policy:
+        turns = dataclasses.replace(turns, correct="vtrace")
+    return dataclasses.replace(
+        alone, scale=dataclasses.replace(one, relax="sync"), relax=turns
+    )  # fmt: skip
+
+
+def works(config: Config) -> bool:
+    """Does each group act and learn in one process?"""
+    hosts = config.relax.hosts
+    return config.scale.relax in WORKERS if hosts is None else hosts == "worker"
 
 
 def see(config: Config) -> Seen:
@@ -127,6 +132,9 @@ def task_of(config: Config, env: EnvSpec) -> Task:
         streams=relax.start == "stream",
         envs=spec.actors * spec.envs,
         T=spec.T,
+        abreast=relax.late == "wait" or (algorithm.on_policy and relax.lead <= 1),
+        server=relax.infer == "server",
+        max_batch=relax.max_batch,
         most_rows=max(spec.actors * spec.rows_per_rollout, capacity // 16),
     )
 
@@ -176,7 +184,7 @@ class _Profiler:
         torch.set_num_threads(1)  # children are forked, and a pool of threads is not
         self._one = template(config)
         self._env, self._making = see(self._one)
-        self._task = task_of(self._one, self._env)
+        self._task = dataclasses.replace(task_of(self._one, self._env), workers=works(config))
         self._sooner = without_warmup(self._one, self._env)
         self._on_cpu = config.scale.device == "cpu"
         self._skipped: list[str] = []
@@ -190,7 +198,7 @@ class _Profiler:
     def _whole(self) -> Profile:
         self._say("the channel")
         passing = alone(lambda: channel(self._mine[-1:]), self._mine[:1], seconds=0.4)
-        act, envs, acted, actor = self._acting()
+        act, shares, envs, acted, actor = self._acting()
         begun = self._left
         self._say("learning")
         learner = self._probe(lambda: learning(self._sooner, self._at_once(MAKING)), self._mine)
@@ -205,14 +213,16 @@ class _Profiler:
         self._repeat(jobs)
         again.look()
         act[envs] = again.act
-        curves = ratios.curves({n: again.learn * s / inside[1] for n, s in inside.items()})
+        curves = ratios.curves(inside, again.learn)
         rates = Rates(
             act=act, begin=acted["load"], send=passing["push"],
             receive=learnt.get("receive", 0.0) + passing["receive"],
             serve=learnt["serve"] + passing["push"] + passing["receive"], take=learnt["take"],
             wake=passing["wake"], valid=acted["valid"], device=self._asked.scale.device,
-            inside_act=self._inside_act(act, learnt), **curves._asdict(),
+            inside_act=self._inside_act(act, learnt), infer={n: shares[n] * act[n] for n in act},
+            **curves._asdict(),
         )  # fmt: skip
+        rates = self._asking(rates, learnt) if self._task.server else rates
         return self._profile(rates, learnt, True, batches, inference)
 
     def glance(self) -> Profile:
@@ -270,11 +280,12 @@ class _Profiler:
         probe.ready()
         return probe
 
-    def _acting(self) -> tuple[dict[int, float], int, Measured, Probe]:
-        """Seconds of a step by number of envs; the config's envs, or as many of them as can be
-        made; what was measured with these, and by whom."""
+    def _acting(self) -> tuple[dict[int, float], dict[int, float], int, Measured, Probe]:
+        """Seconds of a step by number of envs, and what share of them is inference; the config's
+        envs, or as many of them as can be made; what was measured with these, and by whom."""
         mine, own = self._mine[-1:], {self._task.envs, self._asked.scale.envs_per_actor}
         found: dict[int, float] = {}
+        shares: dict[int, float] = {}
         counts = sorted({2**i for i in range(MOST_ENVS.bit_length())} | own)
         few = [n for n in counts if n == 1 or n <= self._at_once(2 * MAKING)]
         own_envs = max(n for n in few if n <= self._task.envs)
@@ -291,11 +302,12 @@ class _Profiler:
                 closing.callback(probe.close)
                 one = probe.ask(seconds=ACT)
                 found[envs] = one["step"]
+                shares[envs] = one["infer"] / one["step"]
                 if envs == own_envs:
                     kept = one, probe
                     self._probes.push(closing.pop_all())
         assert kept is not None
-        return smooth(found), own_envs, *kept
+        return smooth(found), shares, own_envs, *kept
 
     def _inside(self, learner: Probe) -> tuple[dict[int, float], Measured]:
         """Seconds of an update in a process that also acts, by cores, from the most to one: all but
@@ -313,6 +325,16 @@ class _Profiler:
             found[count] = float(learnt["learn"])
         return found, learnt
 
+    def _asking(self, rates: Rates, learnt: Measured) -> Rates:
+        """With what it takes to ask a server, inference aside, and messages in both directions."""
+        passing = rates.send + rates.receive
+        inferring = between(rates.infer, self._task.envs, above=1.0)
+        return dataclasses.replace(
+            rates,
+            ask=learnt["ask"] + passing,
+            answer=max(0.0, learnt["answer"] - inferring) + passing,
+        )
+
     def _inside_act(self, act: dict[int, float], learnt: Measured) -> float:
         """How much longer acting takes where one process also learns."""
         if self._task.envs > self._at_once(MAKING) or self._task.envs not in act:
@@ -325,9 +347,12 @@ class _Profiler:
         """What is measured as a ratio, those first on which most depends."""
         collecting = self._task.rows * step / envs
         busy = self._beside(ratios, again, inside[1], envs)
+        if self._task.workers:  # nobody learns in a process of its own
+            return [*busy[:1], *self._threads(ratios, again, inside), *busy[1:]]
         apart = self._apart(ratios, again, inside, collecting)
         team = self._team(ratios, again, inside[1], collecting)
-        return [*busy[:1], *apart[:1], *team[:1], *apart[1:], *team[1:], *busy[1:]]
+        threads = self._threads(ratios, again, inside)
+        return [*busy[:1], *apart[:1], *threads, *team[:1], *apart[1:], *team[1:], *busy[1:]]
 
     def _once(self, jobs: list[_Job]) -> list[_Job]:
         """Do each once, if there is time; those that came to something, with what they took."""
@@ -370,6 +395,17 @@ class _Profiler:
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
             jobs.append(self._job(what, ratios.apart, cores, again, run, seconds, over))
         return jobs
+
+    def _threads(self, ratios: _Ratios, again: _Again, inside: dict[int, float]) -> list[_Job]:
+        """How long an update takes with as many cores as were best, over one with one core."""
+        best = min(inside, key=lambda cores: inside[cores])
+
+        def do() -> bool:
+            ratios.threads.setdefault(best, []).append(again.threads(self._mine[:best]))
+            return True
+
+        expected = 2 * (again.SECONDS + inside[1])
+        return [_Job(f"learning with {best} cores", expected, do)] if best > 1 else []
 
     def _team(self, ratios: _Ratios, again: _Again, update: float, collecting: float) -> list[_Job]:
         """How long an update of several learners takes, each on a core of its own, over one inside
@@ -414,20 +450,16 @@ class _Profiler:
 
     def _beside(self, ratios: _Ratios, again: _Again, update: float, envs: int) -> list[_Job]:
         """How much longer acting and learning take when so many cores are busy: a learner on the
-        first, an actor on the last, and one on each of those between."""
+        first and an actor on each other one, of which the last also acts alone."""
         mine, others = self._mine, list[Probe]()
         if len(mine) < 2:
             return []
 
         def do(busy: int) -> bool:
-            more = [
+            others.extend(
                 self._probes.enter_context(Probe(lambda: acting(self._one, envs), [core]))
                 for core in mine[1 + len(others) : busy - 1]
-            ]
-            for other in more:
-                other.begin(seconds=WHOLE)
-                other.rest()
-            others.extend(more)
+            )
             ratios.busy.setdefault(busy, []).extend(again.slowed(others[: busy - 2]))
             return True
 
@@ -504,6 +536,16 @@ class _Job(NamedTuple):
     """False: nothing came of it"""
 
 
+class _Slowed(NamedTuple):
+    """Beside others, over alone."""
+
+    learn: float
+    act: float
+    """in the mean of all actors"""
+    slowest: float
+    """of the actors, over that mean"""
+
+
 class _Curves(NamedTuple):
     """What of `Rates` comes of ratios."""
 
@@ -511,6 +553,7 @@ class _Curves(NamedTuple):
     learn: dict[int, float]
     slow_act: dict[int, float]
     slow_learn: dict[int, float]
+    slowest: dict[int, float]
     team: dict[int, float]
 
 
@@ -520,19 +563,24 @@ class _Ratios:
     def __init__(self) -> None:
         self.apart: dict[int, list[float]] = {}
         """cores: an update in a process of its own, over one inside a process that also acts"""
+        self.threads: dict[int, list[float]] = {}
+        """cores: an update inside such a process, over one with one core"""
         self.team: dict[int, list[float]] = {}
         """learners: an update of all of them, over one inside a process that also acts"""
-        self.busy: dict[int, list[tuple[float, float]]] = {}
-        """busy cores: learning and acting, over each alone"""
+        self.busy: dict[int, list[_Slowed]] = {}
+        """by busy cores"""
 
-    def curves(self, inside: dict[int, float]) -> _Curves:
-        """With seconds of an update inside a process that also acts, by cores."""
+    def curves(self, inside: dict[int, float], base: float) -> _Curves:
+        """With seconds of an update inside a process that also acts, by cores; on one core it took
+        `base` in the median of many."""
+        inside = {cores: base * seconds / inside[1] for cores, seconds in inside.items()}
+        inside |= {cores: base * statistics.median(found) for cores, found in self.threads.items()}
         apart = {cores: statistics.median(found) for cores, found in self.apart.items()}
         first = apart.get(1, 1.0)
-        slow_learn, slow_act = (
+        slow_learn, slow_act, slowest = (
             {1: 1.0}
             | {n: max(1.0, statistics.median(r[i] for r in rs)) for n, rs in self.busy.items()}
-            for i in range(2)
+            for i in range(3)
         )
         if apart:  # it had a busy core beside it
             of_two = between(slow_learn, 2)
@@ -543,7 +591,7 @@ class _Ratios:
             for n, found in self.team.items()
         }
         learn = {cores: seconds * apart.get(cores, first) for cores, seconds in inside.items()}
-        return _Curves(inside, learn, slow_act, slow_learn, {1: 1.0} | team)
+        return _Curves(inside, learn, slow_act, slow_learn, slowest, {1: 1.0} | team)
 
 
 class _Again:
@@ -582,26 +630,35 @@ class _Again:
         taken = measure()
         return taken, (before + self.look()) / 2
 
-    def slowed(self, others: Sequence[Probe]) -> list[tuple[float, float]]:
-        """How much longer learning and acting take together and beside others, which rest, than
-        each alone: twice where that is quick."""
+    def threads(self, cores: Sequence[int]) -> float:
+        """How long an update takes on these cores, over one on one core."""
+        took = self._ask_learner(cores)
+        self._learnt.append(self._ask_learner())
+        return took / self._learnt[-1]
+
+    def slowed(self, others: Sequence[Probe]) -> list[_Slowed]:
+        """How much longer learning and acting take together and beside others that act than each
+        alone: twice where that is quick."""
+        for other in others:
+            other.ready()
         found = []
         for _ in range(2 if self._update < LONG else 1):
             learnt, acted = self._ask_learner(), self._ask_actor()
             self._learnt.append(learnt)
             self._acted.append(acted)
-            for other in others:
-                other.go_on()
+            seconds = max(self.SECONDS, self._update)
             self._learner.begin(cores=self._cores, seconds=self.SECONDS)
-            busy_act = self._ask_actor(max(self.SECONDS, self._update))
-            busy_learn = float(self._learner.end()["learn"])
             for other in others:
-                other.rest()
-            found.append((busy_learn / learnt, busy_act / acted))
+                other.begin(seconds=seconds)
+            steps = [self._ask_actor(seconds), *(float(other.end()["step"]) for other in others)]
+            learning = float(self._learner.end()["learn"])
+            mean = statistics.harmonic_mean(steps)  # of the rates
+            found.append(_Slowed(learning / learnt, mean / acted, max(steps) / mean))
         return found
 
-    def _ask_learner(self) -> float:
-        return float(self._learner.ask(cores=self._cores, seconds=self.SECONDS)["learn"])
+    def _ask_learner(self, cores: Sequence[int] = ()) -> float:
+        where = list(cores) or self._cores
+        return float(self._learner.ask(cores=where, seconds=self.SECONDS)["learn"])
 
     def _ask_actor(self, seconds: float = SECONDS) -> float:
         return float(self._actor.ask(seconds=seconds)["step"])
