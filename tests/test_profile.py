@@ -352,6 +352,14 @@ def test_what_was_measured_is_kept_for_the_same_config_on_the_same_machine(cache
     assert profiles.cached(other) is not None
 
 
+def test_a_profile_of_a_run_without_a_bound_is_json():
+    config = load_config(CARTPOLE, ["scale.relax=free", "scale.engine=local"])
+    profile = a_profile(config)
+    assert math.isinf(profile.task.lead)
+    text = json.dumps(profile.tree(), allow_nan=False)
+    assert profiles.Profile.of(json.loads(text)) == profile
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [({"torch": "1.0"}, "torch: 1.0, here"), ({"cpu": "Abacus"}, "cpu: Abacus, here")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
@@ -44,10 +45,11 @@ class Profile:
     """what there was no time for"""
 
     def tree(self) -> dict[str, Any]:
+        lead = self.task.lead if math.isfinite(self.task.lead) else str(self.task.lead)
         return {
             "format": FORMAT,
             "rates": self.rates.tree(),
-            "task": dataclasses.asdict(self.task),
+            "task": dataclasses.asdict(self.task) | {"lead": lead},  # JSON has no infinity
             "facts": self.facts,
             "config": self.config,
             "seconds": self.seconds,
