@@ -215,7 +215,7 @@ def test_actors_that_wait_for_each_other_go_as_the_slowest_does():
 
 @pytest.mark.parametrize(
     ("relax", "abreast"),
-    [("sync", True), ("periodic", True), ("one_step", True), ("tianji", True), ("bounded", True),
+    [("sync", True), ("periodic", True), ("one_step", True), ("tianji", True), ("bounded", False),
      ("free", False), ("impala", False)],
 )  # fmt: skip
 def test_who_waits_for_the_slowest(relax, abreast):

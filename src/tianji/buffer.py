@@ -112,6 +112,10 @@ class Buffer:
         """rollouts that each actor had made when it last sent one"""
         self._expected: deque[tuple[int, int]] = deque()
         """where ordered: lanes and updates in the order of their grants"""
+        self._events = 0
+        """rollouts granted to idle actors, and received"""
+        self._began = [0] * len(lanes)
+        """the event at which each actor began what it makes, or became idle"""
         self.active = frozenset(range(len(lanes)))
         """lanes that are granted rollouts; what was granted before is kept"""
         self._turn = 0
@@ -193,6 +197,8 @@ class Buffer:
             "pushed": self._pushed,
             "turn": self._turn,
             "active": sorted(self.active),
+            "events": self._events,
+            "began": list(self._began),
             "expected": [list(x) for x in self._expected],
             "leaving": [list(x) for x in self._leaving],
             "episodes": np.concatenate([np.empty(0, EPISODE), *self._episodes]),
@@ -219,6 +225,7 @@ class Buffer:
         self._balance.received = state["rollouts"]
         self._balance.served, self._balance.base = state["served"], state["base"]
         self._pushed, self._turn = state["pushed"], state["turn"]
+        self._events, self._began = state["events"], list(state["began"])
         self._expected = deque((lane, update) for lane, update in state["expected"])
         self._leaving = deque((lane, slot, pushed) for lane, slot, pushed in state["leaving"])
         self._store.load_state(state["store"])
@@ -260,6 +267,7 @@ class Buffer:
 
     def _receive(self, lane: int, slot: Slot) -> None:
         head = slot.leaf("head")
+        self._begin(lane)  # the next one, or to wait
         self.received += int(head[STEPS])
         self._produced[lane], self._seqs[lane] = int(head[PRODUCED]), int(head[SEQ]) + 1
         if head[EPISODES]:
@@ -352,7 +360,8 @@ class Buffer:
 
     def _grant_next(self) -> bool:
         """Grant a rollout: at lead 0 to each actor in turn, else to whoever of the active ones has
-        least to do."""
+        least to do, and of those to who will be done first: it began before the others. Otherwise
+        one that just began could take what another will soon be idle for."""
         lanes, update = self._lanes, self._balance.next_update()
         if self._balance.lead == 0:
             order = [self._balance.granted % len(lanes)]
@@ -361,15 +370,22 @@ class Buffer:
             first = self._balance.granted % len(lanes)
             order = sorted(
                 (i for i in self.active if out[i] < MOST_OUT),
-                key=lambda i: (out[i], (i - first) % len(lanes)),
+                key=lambda i: (out[i], self._began[i], (i - first) % len(lanes)),
             )
         for i in order:
+            idle = lanes[i].out == 0
             if lanes[i].grant(update):
+                if idle:
+                    self._begin(i)
                 if self._ordered:
                     self._expected.append((i, update))
                 self._balance.granted += 1
                 return True
         return False
+
+    def _begin(self, lane: int) -> None:
+        self._events += 1
+        self._began[lane] = self._events
 
     def _retire(self) -> None:
         for lane, slot in self._store.retired():

@@ -132,7 +132,7 @@ def task_of(config: Config, env: EnvSpec) -> Task:
         streams=relax.start == "stream",
         envs=spec.actors * spec.envs,
         T=spec.T,
-        abreast=relax.late == "wait" or (algorithm.on_policy and relax.lead <= 1),
+        abreast=relax.lead <= max(1, spec.actors * spec.rows_per_rollout // rows),
         server=relax.infer == "server",
         max_batch=relax.max_batch,
         most_rows=max(spec.actors * spec.rows_per_rollout, capacity // 16),
