@@ -14,7 +14,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import argparse
 import statistics
 import tempfile
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from measure import PATH, interleaved, save, table
 from speed import updates_per_s
 
 import tianji
-from tianji import profiler
+from tianji import probe, profiler
 from tianji.config import load_config
 from tianji.plan import Rates, predict
 from tianji.planner import choice_of
@@ -41,33 +42,35 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     arguments = parser.parse_args()
     os.environ.update(PATH)  # for the hosts
-    tasks, told = {}, {}
-    for spread in SPREADS:
-        for share in UPDATES:
-            for relax in WAYS:
-                name = f"{relax}, actors +- {spread:.0%}, update {share:g} of collecting"
-                tree = asked(relax, spread, share, arguments)
-                told[name] = predicted(tree)
-                tasks[name] = partial(measured, tree)
-    samples = interleaved(tasks, arguments.rounds)
-    found, rows = {}, []
+    ways = {
+        f"{relax}, actors +- {spread:.0%}, update {share:g} of collecting": (relax, spread, share)
+        for spread, share, relax in product(SPREADS, UPDATES, WAYS)
+    }
+    trees = {name: asked(*way, arguments.actors) for name, way in ways.items()}
+    told = {name: predicted(tree) for name, tree in trees.items()}
+    stop = {"stop": {"seconds": arguments.seconds}}
+    samples = interleaved(
+        {name: partial(measured, tree | stop) for name, tree in trees.items()}, arguments.rounds
+    )
+    found, rows = [], []
     for name, taken in samples.items():
-        rate = float(np.median(taken))
-        found[name] = {"measured": rate, "predicted": told[name], "samples": taken}
+        rate, (relax, spread, share) = float(np.median(taken)), ways[name]
+        found.append({"relax": relax, "spread": spread, "update": share, "measured": rate,
+                      "predicted": told[name], "samples": taken})  # fmt: skip
         rows.append((name, f"{told[name]:.1f}", f"{rate:.1f}", f"{told[name] / rate - 1:+.1%}"))
     print(table(("way", "updates/s predicted", "measured", "error"), rows))
-    print(f"written: {save('uneven', {'ways': found})}")
+    print(f"written: {save('uneven', {'actors': arguments.actors, 'ways': found})}")
 
 
-def asked(relax: str, spread: float, share: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    factors = np.linspace(1 - spread, 1 + spread, arguments.actors).tolist()
+def asked(relax: str, spread: float, share: float, actors: int) -> dict[str, Any]:
+    factors = np.linspace(1 - spread, 1 + spread, actors).tolist()
     return {
         "env": {"id": "simulated/Env", "imports": ["simulated"],
                 "kwargs": {"step_s": STEP, "uneven": factors}},
         "algorithm": {"name": "simulated_ppo", "update_s": share * T * STEP},
-        "scale": {"engine": "local", "actors": arguments.actors, "envs_per_actor": ENVS,
+        "scale": {"engine": "local", "actors": actors, "envs_per_actor": ENVS,
                   "rollout_length": T, "relax": relax},
-        "stop": {"seconds": arguments.seconds},
+        "stop": {"updates": 1 << 40},
         "checkpoint": {"store": "never"},
     }  # fmt: skip
 
@@ -77,15 +80,24 @@ def predicted(tree: dict[str, Any]) -> float:
     config = load_config(tree)
     factors = tree["env"]["kwargs"]["uneven"]
     mean = statistics.harmonic_mean(factors)
-    update = tree["algorithm"]["update_s"]
+    step, update = times(tree["algorithm"]["update_s"])
     rates = Rates(
-        act={ENVS: STEP * mean}, begin=2e-4, send=1e-5, receive=5e-5, serve=1e-4,
+        act={ENVS: step * mean}, begin=2e-4, send=1e-5, receive=5e-5, serve=1e-4,
         learn={1: update}, take=0.0, wake=1e-4, slow_act={1: 1.0}, slow_learn={1: 1.0},
         slowest={1: 1.0, len(factors): max(factors) / mean},
     )  # fmt: skip
     task = profiler.task_of(config, profiler.see(config).env)
-    cores = len(factors) + 2
-    return predict(task, rates, choice_of(config), cores).new / task.rows
+    return predict(task, rates, choice_of(config), cores=len(factors) + 2).new / task.rows
+
+
+@cache
+def times(update_s: float) -> tuple[float, float]:
+    """Seconds of a step and of an update, each alone: somewhat more than what is slept."""
+    config = profiler.template(load_config(asked("sync", 0.0, update_s / (T * STEP), 4)))
+    mine = sorted(os.sched_getaffinity(0))[:1]
+    acted = probe.alone(lambda: probe.acting(config, ENVS), mine, seconds=1.0)
+    learnt = probe.alone(lambda: probe.learning(config, 64), mine, cores=mine, seconds=1.0)
+    return acted["step"], learnt["learn"]
 
 
 def measured(tree: dict[str, Any]) -> float:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import re
+import statistics
 import sys
 import textwrap
 import typing
@@ -415,6 +416,34 @@ def planned() -> str:
     return "\n".join([*rows, "", *sorted(told)]) + "\n"
 
 
+def uneven() -> str:
+    """What a plan's arithmetic says of each preset where all times are known, and what is so."""
+    results = json.loads((RESULTS / "uneven.json").read_text())
+    cases = list(dict.fromkeys((way["spread"], way["update"]) for way in results["ways"]))
+    heads = [
+        f"{'equal actors' if not spread else f'± {spread:.0%}'}, update {update:g}"
+        for spread, update in cases
+    ]
+    rows = [f"| updates/s | {' | '.join(heads)} |".replace("%", " %"), "|---" * 5 + "|"]
+    errors = []
+    for relax in dict.fromkeys(way["relax"] for way in results["ways"]):
+        cells = []
+        for case in cases:
+            way = next(
+                way for way in results["ways"]
+                if (way["relax"], way["spread"], way["update"]) == (relax, *case)
+            )  # fmt: skip
+            error = way["predicted"] / way["measured"] - 1
+            errors.append(abs(error))
+            cells.append(f"{way['measured']:.1f} ({error:+.1%})".replace("%", " %"))
+        rows.append(f"| `{relax}` | {' | '.join(cells)} |")
+    told = (
+        f"Measured, and how much more was predicted; {statistics.median(errors):.1%} in the median "
+        f"of {len(errors)}, {max(errors):.1%} at most: `{results['command']}`."
+    ).replace("%", " %")
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119)]) + "\n"
+
+
 def lag() -> str:
     """How learning slows as staleness grows."""
     results = json.loads((RESULTS / "lag.json").read_text())
@@ -588,7 +617,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 MEASURED = (
     measured, parallel, chaos, groups, supervision, trace, restart, learning, atari, particles,
-    planned, lag,
+    planned, uneven, lag,
 )  # fmt: skip
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
