@@ -4,7 +4,7 @@
 
 A simulated load: steps and updates take fixed times, asleep, so that two cores suffice for all
 processes, nothing is left to chance, and only the arithmetic is at stake. PPO, engine local; an
-update takes 0.4 or 0.8 of the time in which the actors together make its rollouts.
+update takes 0.1, 0.4 or 0.8 of the time in which the actors together make its rollouts.
 """
 
 import os
@@ -31,7 +31,7 @@ from tianji.planner import choice_of
 
 STEP, T, ENVS = 0.005, 8, 4
 SPREADS = (0.0, 0.2)
-UPDATES = (0.4, 0.8)
+UPDATES = (0.1, 0.4, 0.8)
 WAYS = ("sync", "periodic", "one_step", "tianji", "bounded", "free")
 
 

@@ -424,7 +424,10 @@ def uneven() -> str:
         f"{'equal actors' if not spread else f'± {spread:.0%}'}, update {update:g}"
         for spread, update in cases
     ]
-    rows = [f"| updates/s | {' | '.join(heads)} |".replace("%", " %"), "|---" * 5 + "|"]
+    rows = [
+        f"| updates/s | {' | '.join(heads)} |".replace("%", " %"),
+        "|---" * (1 + len(cases)) + "|",
+    ]
     errors = []
     for relax in dict.fromkeys(way["relax"] for way in results["ways"]):
         cells = []

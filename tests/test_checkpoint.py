@@ -184,7 +184,7 @@ def test_the_files_are_plain_and_their_sizes_and_hashes_are_in_the_manifest(tmp_
     files = ["policy.json", "policy.safetensors", "run.json", "run.safetensors"]
     assert names(path) == ["MANIFEST.json", *files]
     manifest = json.loads((path / "MANIFEST.json").read_text())
-    assert (manifest["format"], manifest["step"], manifest["identity"]) == (1, 12345, "abc")
+    assert (manifest["format"], manifest["step"], manifest["identity"]) == (2, 12345, "abc")
     assert {k: v["size"] for k, v in manifest["files"].items()} == {
         f: (path / f).stat().st_size for f in files
     }
@@ -360,8 +360,8 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 def test_an_unknown_format_is_refused(two: tuple[Checkpoints, Path]) -> None:
     kept, path = two
-    rewrite(path, format=2)
-    with pytest.raises(Refusal, match=f"has format 2, this tianji reads 1.*{step_name(4096)}"):
+    rewrite(path, format=3)
+    with pytest.raises(Refusal, match=f"has format 3, this tianji reads 2.*{step_name(4096)}"):
         kept.load()
 
 

@@ -706,29 +706,45 @@ def test_at_lead_0_all_actors_of_a_round_work_at_once_with_replay():
     assert built.learner.version == 12 * 12 - 12  # rows of 12 rounds, less the warm-up
 
 
+def make(built, witness, i):
+    """Let an actor make one rollout."""
+    before = len(witness.pushed)
+    while len(witness.pushed) == before:
+        assert built.actors[i].step(), "an actor waits"
+
+
+def settle(*roles):
+    """Step them until none has anything to do."""
+    while any(role.step() for role in roles):
+        pass
+
+
 @pytest.mark.parametrize("late", ["wait", "pass"])
 def test_who_just_began_takes_nothing_that_another_will_soon_be_idle_for(late):
     """Two of four actors are done a little before the others when a version arrives: there is one
     rollout more for each, and not two for those."""
     built, witness = Case(4, {**RELAX, "late": late}, rollouts=4).build()
-
-    def make(i):
-        before = len(witness.pushed)
-        while len(witness.pushed) == before:
-            assert built.actors[i].step(), "an actor waits"
-
-    def settle(*roles):
-        while any(role.step() for role in roles):
-            pass
-
     settle(built.buffer, built.learner)
     for i in (0, 1, 2, 3, 2, 3):
-        make(i)
+        make(built, witness, i)
         settle(built.buffer)
     assert built.learner.version == 0
     settle(built.learner, built.buffer)
     assert built.learner.version == 1
     assert [sum(lane == i for lane, _ in witness.granted) for i in range(4)] == [3, 3, 3, 3]
+
+
+def test_who_began_first_is_told_by_what_was_received():
+    """All four were granted in their order; the last two were received first, so they are the ones
+    that have been at their second rollout for longest."""
+    built, witness = Case(4, {**RELAX, "late": "pass"}, rollouts=4).build()
+    settle(built.buffer, built.learner)
+    for i in (2, 3, 0, 1):
+        make(built, witness, i)
+        settle(built.buffer)
+    before = len(witness.granted)
+    settle(built.learner, built.buffer)
+    assert [lane for lane, _ in witness.granted[before:]] == [2, 3, 0, 1]
 
 
 RELAX = {

@@ -63,6 +63,9 @@ def some_rates(draw):
         slow_act=slow,
         slow_learn=slow,
         slowest={1: 1.0, 16: draw(st.floats(1.0, 1.5))},
+        infer={n: whole * draw(st.floats(0.1, 0.9)) for n, whole in act.items()},
+        ask=draw(seconds(1e-6, 1e-4)),
+        answer=draw(seconds(1e-6, 1e-4)),
         receive=draw(seconds(1e-6, 1e-2)),
         serve=draw(seconds(1e-6, 1e-2)),
         take=learn[1] * draw(st.floats(0, 1)),
@@ -77,6 +80,9 @@ tasks = st.builds(
     lead=st.sampled_from([0.0, 1.0, 8.0, math.inf]),
     streams=st.booleans(),
     abreast=st.booleans(),
+    passes=st.booleans(),
+    server=st.booleans(),
+    max_batch=st.sampled_from([None, 8, 64]),
     envs=st.sampled_from([1, 6, 8, 12, 64]),
 )
 
@@ -211,6 +217,63 @@ def test_actors_that_wait_for_each_other_go_as_the_slowest_does():
     assert predict(dataclasses.replace(FRESH, abreast=True), slow_env, alone, 16).new == (
         predict(FRESH, slow_env, alone, 16).new
     ), "one has nobody to wait for"
+
+
+def test_quick_updates_let_actors_overtake_where_first_arrivals_serve():
+    task = dataclasses.replace(FRESH, abreast=True, passes=True)
+    slow_env = rates(act={n: 1e-3 * n for n in (1, 64, 512)}, slowest={1: 1.0, 5: 1.25})
+    choice = Choice("local", 4, 16, 32)
+    free = predict(FRESH, slow_env, choice, 16)
+    collecting = FRESH.rows / free.capacity["actors"]
+    for share, pace in ((1e-6, 1.0), (0.2, 1.125), (0.4, 1.25), (0.6, 1.25)):
+        quick = dataclasses.replace(slow_env, learn={1: share * collecting})
+        assert predict(task, quick, choice, 16).new == pytest.approx(free.new / pace, rel=1e-3)
+
+
+def test_a_server_chooses_for_all_actors_at_once_or_for_as_many_as_it_may():
+    measured = rates(
+        act={16: 3e-3, 64: 6e-3}, infer={16: 1e-3, 32: 1.5e-3, 64: 2e-3}, ask=1e-4, answer=1e-5,
+        wake=5e-5,
+    )  # fmt: skip
+    whole = measured.asked(16, 4, None)
+    # Simulating takes 2 ms; then four have asked, and 64 rows are inferred.
+    assert whole.own == pytest.approx(2.1e-3)
+    assert whole.serving == pytest.approx(2e-3 + 4e-5)
+    assert whole.step == pytest.approx(2.1e-3 + 2e-3 + 4e-5 + 1e-4)
+    halves = measured.asked(16, 4, 32)
+    assert halves.serving == pytest.approx(2 * (1.5e-3 + 2e-5))
+    assert halves.step == pytest.approx(2.1e-3 + 1.5e-3 + 2e-5 + 1e-4)
+    busy = measured.asked(16, 40, 16)
+    assert busy.step == busy.serving == pytest.approx(40 * (1e-3 + 1e-5)), "one after the other"
+
+
+def test_a_server_without_a_core_of_its_own_takes_what_it_needs_from_the_actors():
+    task = dataclasses.replace(FRESH, server=True, lead=math.inf)
+    measured = rates(act={32: 3e-3, 64: 6e-3}, infer={32: 1e-3, 64: 2e-3}, learn={1: 1e-4})
+    two = Choice("local", 2, 32, 32)
+    step = measured.asked(32, 2, None)
+    apart = predict(task, measured, two, cores=5)
+    assert apart.new == pytest.approx(64 / step.step, rel=0.01)
+    # Two actors on one core, and the server with them: all that each does is done in turn.
+    crowded = predict(task, measured, two, cores=2)
+    assert crowded.new == pytest.approx(64 / (2 * step.own + step.serving), rel=0.01)
+
+
+def test_more_processes_than_cores_share_what_there_is():
+    measured = rates(act={64: 1e-2}, learn={1: 0.32})
+    one = predict(FRESH, measured, Choice("local", 1, 64, 32), cores=1)
+    # 2,048 rows take 32 steps of 10 ms and an update of 320 ms, one after the other.
+    assert one.new == pytest.approx(2048 / 0.64, rel=0.01)
+
+
+def test_groups_that_were_asked_about_and_not_chosen_are_told():
+    cheap = rates(act={n: 1e-6 * n for n in (1, 64, 512)}, learn={1: 1e-2})
+    found = plan(FRESH, cheap, cores=2, groups=range(1, 3))
+    assert "2 groups need 4 cores or more, and there are 2" in found.notes
+    crowded = dataclasses.replace(cheap, slow_learn={1: 1.0, 4: 5.0})
+    told = plan(FRESH, crowded, cores=4, groups=range(1, 3))
+    assert told.best.choice.groups == 1
+    assert any(note.startswith("2 groups of 1 actor") for note in told.notes)
 
 
 @pytest.mark.parametrize(

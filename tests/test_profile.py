@@ -223,7 +223,7 @@ class Told:
     """In the place of a probe: it says what it was given, one after the other."""
 
     def __init__(self, key, *values):
-        self.key, self.values = key, list(values)
+        self.key, self.values, self.busy = key, list(values), []
 
     def ask(self, **how):
         self.begin(**how)
@@ -237,6 +237,10 @@ class Told:
 
     def ready(self):
         pass
+
+    @property
+    def has_ended(self):
+        return not self.busy.pop(0) if self.busy else True
 
 
 def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
@@ -259,6 +263,17 @@ def test_the_slowest_of_several_actors_is_told_over_their_mean():
     assert second == pytest.approx((1.0, 1.0, 1.0))
 
 
+def test_all_act_until_the_learner_has_ended():
+    learner, actor = Told("learn", *[0.1] * 4), Told("step", *[0.1, 0.1, 0.3, 0.2] * 2)
+    learner.busy = [True, True, False] * 2
+    other = Told("step", *[0.2] * 6)
+    found = profiler._Again(learner, actor, [0], 0.1).slowed([other])
+    assert not actor.values, "alone, and thrice beside the learner; twice"
+    assert not other.values
+    mean = 2 / (1 / 0.2 + 1 / 0.2)
+    assert np.allclose(found, [(1.0, mean / 0.1, 1.0)] * 2)
+
+
 def test_what_is_measured_between_two_looks_is_compared_with_both():
     again = profiler._Again(Told("learn", 0.1, 0.3), Told("step", 0.1, 0.1), [0], 0.1)
     assert again.beside(lambda: 0.5) == pytest.approx((0.5, 0.2))
@@ -273,6 +288,7 @@ def test_a_long_update_is_not_looked_at_again():
 def test_one_disturbed_measurement_of_three_changes_nothing():
     ratios = profiler._Ratios()
     ratios.apart[1] = [1.2, 9.0, 1.1]
+    ratios.apart[2] = [0.7, 0.8, 0.1]
     slowed = [(1.5, 1.3, 1.0), (1.5, 7.0, 1.0), (0.1, 1.2, 1.0)]
     ratios.busy[2] = [profiler._Slowed(*one) for one in slowed]
     ratios.busy[4] = [profiler._Slowed(3.0, 2.0, 1.1)]
@@ -280,7 +296,7 @@ def test_one_disturbed_measurement_of_three_changes_nothing():
     ratios.threads[2] = [0.5, 0.6, 9.0]
     curves = ratios.curves({1: 2.0, 2: 1.0, 4: 0.8}, 1.0)
     assert curves.inside == {1: 1.0, 2: 0.6, 4: 0.4}
-    assert curves.learn == pytest.approx({1: 1.2, 2: 0.72, 4: 0.48})
+    assert curves.learn == pytest.approx({1: 1.2, 2: 0.7, 4: 0.48})
     assert curves.slow_act == {1: 1.0, 2: 1.3, 4: 2.0}
     assert curves.slowest == {1: 1.0, 2: 1.0, 4: 1.1}
     assert curves.slow_learn == {1: 1.0, 2: 1.0, 4: 2.0}, "a real run had a busy core beside it"
@@ -417,6 +433,25 @@ def test_what_if_answers_from_the_model(monkeypatch):
             planner.what_if(config, profile, [wrong], None)
 
 
+def test_what_if_knows_that_a_batch_grows_with_what_is_consumed_once():
+    config = load_config(CARTPOLE)
+    profile = a_profile(config)
+    rows = profile.task.rows
+    batches = {rows // 2: 1.5e-3, rows: 2e-3, 2 * rows: 3e-3}
+    known = dataclasses.replace(profile, batches=batches)
+    one = planner.what_if(config, known, ["actors=1"], None)
+    two = planner.what_if(config, known, ["actors=2"], None)
+    assert two.capacity["learner"] / one.capacity["learner"] == pytest.approx(2 * 2e-3 / 3e-3)
+    blind = planner.what_if(config, profile, ["actors=2"], None)
+    assert blind.capacity["learner"] == pytest.approx(one.capacity["learner"], rel=0.01)
+
+
+def test_learning_on_a_gpu_that_is_not_there_is_not_measured(monkeypatch, capsys):
+    monkeypatch.setattr(profiler.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Refusal, match="there is no GPU here"):
+        profiler.measure(load_config(CARTPOLE, ["scale.device=cuda"]))
+
+
 def test_what_if_of_learners_and_groups_needs_processes_of_their_own():
     config = load_config(CARTPOLE)
     profile = a_profile(config)
@@ -437,6 +472,26 @@ def test_a_server_is_measured_with_what_asking_it_takes():
     assert 0 < told["answer"] < told["act"]
     acted = alone(lambda: probe.acting(config, 8), cores, seconds=0.1)
     assert 0 < acted["infer"] < acted["step"]
+
+
+def test_a_plan_for_a_server_needs_only_a_look():
+    overrides = ["scale.relax=seed", "scale.engine=local", "algorithm.epochs=1"]
+    config = load_config(CARTPOLE, [*overrides, "scale.actors=2", "scale.envs_per_actor=4"])
+    found = profiler.look(config)
+    assert found.rates.ask > 0
+    assert found.rates.answer > 0
+    planned = planner.make(config, found)
+    assert planned.best.new > 0
+    assert "knee" in planner.tree(planned, found)
+    few = load_config(CARTPOLE, [*overrides, "scale.actors=2", "relax.max_batch=8"])
+    assert profiler.look(few).task.max_batch == 8, "less than all envs, which the run begins with"
+
+
+@pytest.mark.parametrize("join", ["average", "gossip"])
+def test_groups_that_join_are_measured_as_one(join):
+    overrides = ["scale.groups=2", "scale.engine=local", f"relax.join={join}", "join.every=3"]
+    one = profiler.template(load_config(CARTPOLE, overrides))
+    assert profiler.task_of(one, profiler.see(one).env).rows > 0
 
 
 def test_workers_are_measured_as_one_that_takes_turns():
@@ -461,13 +516,19 @@ def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):
     assert (found.best.choice.groups, found.best.choice.hosts) == (4, "worker")
     two = planner.what_if(config, profile, ["groups=2"], None)
     assert found.best.new == pytest.approx(2 * two.new)
+    assert planner.make(config, profile, groups=3).best.choice.groups == 3
+    with pytest.raises(Refusal, match="cannot be asked of workers"):
+        planner.what_if(config, profile, ["actors=3"], None)
+    assert "knee" not in planner.tree(found, profile)
+    assert "the knee" not in planner.told(found, profile, config, None)
     assert "one core more" in found.notes[0]
     assert "5 workers" in found.notes[0]
     planner.write(tmp_path / "plan.json", planner.tree(found, profile))
     followed, _ = planner.follow(config, tmp_path / "plan.json")
     assert followed.scale.groups == 4
-    with pytest.raises(Refusal, match=r"is for workers, .* and this config has none"):
-        planner.follow(load_config(CARTPOLE), tmp_path / "plan.json")
+    for other in ([], [*overrides, "scale.envs_per_actor=16"], [*overrides, "network.hidden=[8]"]):
+        with pytest.raises(Refusal, match="was made for another env"):
+            planner.follow(load_config(CARTPOLE, other), tmp_path / "plan.json")
 
 
 def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys):
@@ -536,7 +597,13 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     assert json.loads((tmp_path / "p.json").read_text())["choice"] == tree["choice"]
     assert main(["plan", "ppo_cartpole", "--save", str(tmp_path / "nowhere" / "p.json")]) == 2
     assert "Choose another place with --save" in capsys.readouterr().err
+    assert main(["plan", "ppo_cartpole", "--save", str(tmp_path / "p.json")]) == 0
+    assert f"--plan {tmp_path / 'p.json'} follows it" in capsys.readouterr().out
     assert main(["plan", "ppo_cartpole", "--what-if", "actors=16"]) == 0
-    assert "16 actors" in capsys.readouterr().out
+    assert (
+        "16 actors with 64 envs each, a learner with 1 core (17 cores)" in capsys.readouterr().out
+    )
+    assert main(["plan", "ppo_cartpole", "--what-if", "actors=2", "--save", "p.json"]) == 2
+    assert "Leave one of them out" in capsys.readouterr().err
     assert main(["plan", "ppo_cartpole", "--cores", "999"]) == 2
     assert "--what-if actors=998" in capsys.readouterr().err

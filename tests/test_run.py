@@ -227,6 +227,19 @@ def test_a_run_goes_on_exactly_from_a_rollout_that_is_full_and_not_pushed():
     raise AssertionError("no such moment was found")
 
 
+def test_who_is_granted_the_next_rollout_is_no_other_after_a_pause():
+    overrides = ["scale.relax=one_step", "scale.actors=3", "scale.envs_per_actor=2"]
+    paused = 0
+    for resolved, built, _ in pauses(PPO, *overrides, stride=5):
+        again = build(resolved)
+        again.buffer.load_state(built.buffer.state())
+        assert again.buffer._began == built.buffer._began
+        again.buffer._begin(0)
+        assert again.buffer._began[0] > max(built.buffer._began)
+        paused += len(set(built.buffer._began)) == 3
+    assert paused, "in no pause had all three begun"
+
+
 def test_a_streamed_run_goes_on_exactly_from_any_moment():
     test_a_run_goes_on_exactly_from_any_moment(PPO, "periodic")
 

@@ -400,6 +400,12 @@ def test_the_command_writes_both_files_and_says_what_they_cover(tmp_path, capsys
 def test_the_command_refuses_what_it_cannot_draw(tmp_path, capsys):
     assert main(["trace", str(tmp_path)]) == 2
     assert "is no run folder" in capsys.readouterr().err
+    assert main(["trace", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "config.toml").touch()
+    assert main(["trace", str(tmp_path)]) == 2
+    assert f"the newest is {tmp_path / 'one'}" in capsys.readouterr().err
     folder(tmp_path)
     assert main(["trace", str(tmp_path), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["status"] == "refused"

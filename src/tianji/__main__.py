@@ -39,7 +39,12 @@ def main(argv: list[str] | None = None) -> int:
     except Failure as error:
         return _ended(arguments, "failed", error, 1)
     except KeyboardInterrupt:
-        print("interrupted at once; the last checkpoint, if there is one, is kept", file=sys.stderr)
+        kept = (
+            "; the last checkpoint, if there is one, is kept"
+            if command in (_train, _resume)
+            else ""
+        )
+        print(f"interrupted at once{kept}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -141,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
     plan.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
     plan.add_argument("--cores", type=_count, help="use so many (default: all that there are)")
-    plan.add_argument("--gpus", type=_whole, help="0: learn on a CPU; 1: on a GPU")
+    plan.add_argument("--gpus", type=int, choices=(0, 1), help="0: learn on a CPU; 1: on a GPU")
     plan.add_argument(
         "--groups",
         type=_count,
@@ -452,8 +457,15 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from tianji.errors import Refusal
+
     config, profiles, planner = (_module(m) for m in ("config", "profile", "planner"))
     overrides = list(arguments.overrides)
+    if arguments.what_if and arguments.save is not None:
+        raise Refusal(
+            "--what-if asks the model about one way to spread a run, which is no plan, so that "
+            "--save would have nothing to keep. Leave one of them out."
+        )
     if arguments.gpus is not None:
         overrides.append(f"scale.device={'cuda' if arguments.gpus else 'cpu'}")
     loaded = config.load_config(arguments.config, overrides)
@@ -476,6 +488,9 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(json.dumps(planner.tree(plan, found)))
     else:
         print(planner.told(plan, found, loaded, arguments.cores))
+        if arguments.save is not None:
+            print(f"kept        {arguments.save}: tianji train {arguments.config} --plan "
+                  f"{arguments.save} follows it")  # fmt: skip
     return 0
 
 
@@ -591,13 +606,21 @@ def _ps(arguments: argparse.Namespace) -> int:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
+    from tianji.errors import Refusal
+
     run = _module("folder").find_run(arguments.run)
     tracks = _module("trace").read(run)
     html = arguments.html or run / "trace.html"
     perfetto = arguments.perfetto or run / "trace.json"
     title = f"{run.resolve().name}"
-    html.write_text(_module("view.timeline").page(tracks, title), encoding="utf-8")
-    _module("view.perfetto").write(tracks, title, perfetto)
+    try:
+        html.write_text(_module("view.timeline").page(tracks, title), encoding="utf-8")
+        _module("view.perfetto").write(tracks, title, perfetto)
+    except OSError as error:
+        raise Refusal(
+            f"{error.filename} cannot be written ({error.strerror}), so the timeline would be in "
+            f"no file. Choose other places with --html and --perfetto."
+        ) from error
     whole = max(float(track.end[-1]) for track in tracks)
     rows = [
         {

@@ -177,6 +177,7 @@ class Buffer:
         take what comes first, others make what it had been granted; else the one that takes its
         place does, so that every update gets its own."""
         inbox = self._lanes[lane]
+        self._begin(lane)  # whoever takes its place does
         if not self._ordered:
             self._balance.granted -= len(inbox.reclaim())
         if pushed := inbox.state()["pushed"]:

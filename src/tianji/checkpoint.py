@@ -21,7 +21,7 @@ from tianji.role import State
 from tianji.state import NATIVE, decode, dump, encode, parse
 from tianji.types import Leaves
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "MANIFEST.json"
 STEP = re.compile(r"step_(\d{12,})")
 PART = re.compile(r"(?!manifest$)[a-z][a-z0-9_]*")

@@ -188,11 +188,16 @@ def find_run(run: str | Path) -> Path:
     folder = Path(run)
     if (folder / "config.toml").is_file():
         return folder
+    inside = sorted(folder.glob("*/config.toml"), key=lambda path: path.stat().st_mtime)
+    if inside:
+        raise Refusal(
+            f"{folder} is no run folder (it has no config.toml), but {len(inside)} lie in it. Name "
+            f"one of them; the newest is {inside[-1].parent}."
+        )
     parent = folder.parent
-    others = (
-        [p.name for p in parent.iterdir() if p.is_dir() and p != folder] if parent.is_dir() else []
-    )
+    others = [p.name for p in parent.glob("*") if (p / "config.toml").is_file() and p != folder]
+    what = "is no run folder (it has no config.toml)" if folder.exists() else "does not exist"
     raise Refusal(
-        f"{folder} is no run folder (it has no config.toml), so there is nothing to load."
-        f"{nearest(folder.name, others)}"
+        f"{folder} {what}, so there is nothing to load. Name the folder of a run, as `tianji "
+        f"train` tells it.{nearest(folder.name, others)}"
     )

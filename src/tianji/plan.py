@@ -20,6 +20,8 @@ WORTH = 0.05
 """share that a change must bring to be advised"""
 OTHERS = 3
 """ways beside the best that a plan tells"""
+QUICK = 0.4
+"""share of the time to collect its rows from which on an update lets no actor overtake another"""
 INSTANT = 1e-9
 """seconds of an update that takes no time"""
 MOST_ENVS = 512
@@ -46,6 +48,8 @@ class Task:
     """steps of each env in a rollout"""
     abreast: bool = False
     """does an actor wait for the slowest of all, a rollout ahead of it at most?"""
+    passes: bool = False
+    """unless updates are so quick that first arrivals let it go on"""
     workers: bool = False
     """does each group act and learn in one process?"""
     server: bool = False
@@ -248,16 +252,24 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     """seconds of the buffer for a row"""
     learning = rates.update(choice.cores, choice.learners) * rates.learning_slowed(busy)
     left = per_group - choice.learners * choice.cores
-    """cores for actors and buffer"""
+    """cores for actors, buffer and server"""
     actors = choice.actors * R / acting
     if task.abreast and choice.actors > 1:
-        actors /= rates.behind(busy)
-    if left < choice.actors + 1 + task.server:
+        share = actors * learning / rows  # of the time to collect an update's rows
+        weight = min(1.0, share / QUICK) if task.passes else 1.0
+        actors /= 1 + weight * (rates.behind(busy) - 1)
+    asleep = (step - own) / choice.envs - serving / (choice.actors * choice.envs)
+    making = acting / R - asleep * slow + passing
+    """seconds of all that works for a row, but to learn from it"""
+    follows = rows / learning
+    if left < 1:  # all share all
+        threads = choice.learners * choice.cores
+        actors = follows = min(actors, follows, per_group / (making + threads * learning / rows))
+    elif left < choice.actors + 1 + task.server:
         # the buffer, or the server, has no core of its own: what it takes is not theirs
-        asleep = (step - own) / choice.envs - serving / (choice.actors * choice.envs)
-        actors = min(actors, left / (acting / R - asleep * slow + passing))
+        actors = min(actors, left / making)
     sides: dict[Binding, float] = {
-        "actors": actors, "learner": rows / learning, "channel": 1 / passing
+        "actors": actors, "learner": follows, "channel": 1 / passing
     }  # fmt: skip
     if task.lead > 0:
         x = min(sides.values())
@@ -323,12 +335,13 @@ def choices(
     """All ways to spread a task that leave every actor and every learner's thread a core of its own
     and, with one group, change nothing of what is learnt. Batches of rollouts are split among
     actors; where steps are replayed, actors may have as many envs as they like. Workers are groups,
-    as many as there are cores for."""
+    by default as many as there are cores for."""
     threads = [c for c in sorted(rates.learn) if c <= cores]
     for (envs, T), c in product(_envs(task, actors=1), threads):
         yield Choice("serial", 1, envs, T, cores=c)
         if task.workers:
-            for G in range(1, cores // c + 1):
+            most = cores // c if max(groups) == 1 else min(cores // c, max(groups))
+            for G in range(1, most + 1):
                 yield Choice("local", 1, envs, T, cores=c, groups=G, hosts="worker")
     if task.workers:
         return
@@ -493,6 +506,14 @@ def plan(
     if rates.device == "cpu":
         instant = replace(rates, learn={1: INSTANT}, take=0.0, team={1: 1.0}, inside={})
         notes.append(_a_gpu(better(rates=instant)[0]))
+    if max(groups) > 1 and best.choice.groups == 1 and not task.workers:
+        several = [G for G in groups if 1 < G <= cores // 2]
+        ranked_groups = search(task, rates, cores, allowed, several)
+        most = next((p for p in ranked_groups if p.choice.groups > 1), None)
+        if most is not None:
+            notes.append(f"{most.choice} would make {most.new:,.0f} new steps/s")
+        elif not several:
+            notes.append(f"2 groups need 4 cores or more, and there are {cores}")
     if tuple(groups) == (1,) and not task.workers:
         gain, then = better(groups=range(2, cores // 2 + 1))
         if gain > WORTH:
@@ -526,9 +547,12 @@ def _percent(gain: float) -> str:
 def unbalanced(task: Task, rates: Rates, cores: int) -> str | None:
     """What can never keep up with the other side on this machine, and what would help; None: the
     two can be made equal."""
+    if cores < 2:
+        return None
     threads, learners = min(rates.most_learner_cores, max(1, cores - 1)), max(rates.team)
     one = task.rows / min(rates.update(threads), rates.update(1, min(learners, max(1, cores - 1))))
-    actor = task.envs / rates.step(task.envs)
+    step = rates.asked(task.envs, 1, None).step if task.server else rates.step(task.envs)
+    actor = task.envs / step
     if one < actor / 2:
         return (
             f"cannot be balanced: one actor makes {actor * rates.valid:,.0f} new steps/s and the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,19 @@ from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.machine import cores as cores_here
 from tianji.machine import gpu_model
-from tianji.plan import Choice, Plan, Prediction, Task, collection_seconds, knee, plan, predict
+from tianji.plan import (
+    Choice,
+    Knee,
+    Plan,
+    Prediction,
+    Rates,
+    Task,
+    between,
+    collection_seconds,
+    knee,
+    plan,
+    predict,
+)
 from tianji.profile import Profile
 from tianji.view.status import human
 
@@ -59,8 +72,9 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
     found = plan(profile.task, profile.rates, cores, allowed, range(1, groups + 1))
     if found is None:
         raise Refusal(
-            f"no way to spread {config.name} over {cores} cores is possible, so there is no plan. "
-            f"Set scale.actors yourself; `tianji train` says what is wrong with it."
+            f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
+            f"there is no plan. Give it more cores, or set scale.actors yourself: `tianji train` "
+            f"says what is wrong with it."
         )
     of_gpu = _of_gpu(config, found.best, cores, groups)
     return dataclasses.replace(found, notes=(*found.notes, *of_gpu))
@@ -87,7 +101,12 @@ def what_if(
         if key not in FIELDS or not known:
             raise Refusal(
                 f'"{change}" cannot be asked. Write one of {", ".join(FIELDS)} and its value, such '
-                f"as actors=16."
+                f"as actors=16 or engine=local (or serial)."
+            )
+        if choice.hosts == "worker" and key in ("actors", "learners", "engine"):
+            raise Refusal(
+                f'"{change}" cannot be asked of workers, each of which has one actor and one '
+                f"learner in its own process. Ask groups=N for so many workers."
             )
         changed: dict[str, Any] = {key: text if key == "engine" else int(text)}
         choice = dataclasses.replace(choice, **changed)
@@ -99,7 +118,27 @@ def what_if(
             f"most {most}. They are measured on a CPU with a core for each and for as many actors, "
             f"where every learner has an equal share of a batch."
         )
-    return predict(profile.task, profile.rates, choice, max(cores, choice.cores_used))
+    task, rates = _with_batch(profile, choice)
+    return predict(task, rates, choice, max(cores, choice.cores_used))
+
+
+def _with_batch(profile: Profile, choice: Choice) -> tuple[Task, Rates]:
+    """Rollouts that are consumed once are a batch, whatever their number: with the one that a
+    choice makes, by what was measured with half and twice of the config's."""
+    task, rates = profile.task, profile.rates
+    rows = choice.actors * choice.rows_per_rollout
+    if not task.on_policy or task.workers or rows == task.rows or len(profile.batches) < 2:
+        return task, rates
+    own = min(profile.batches, key=lambda batch: abs(math.log(batch / task.rows)))
+    longer = between(profile.batches, round(own * rows / task.rows), above=1.0)
+    longer /= profile.batches[own]
+    task = dataclasses.replace(task, rows=rows, batch=round(task.batch * rows / task.rows))
+    return task, dataclasses.replace(
+        rates,
+        learn={cores: longer * seconds for cores, seconds in rates.learn.items()},
+        inside={cores: longer * seconds for cores, seconds in rates.inside.items()},
+        take=longer * rates.take,
+    )
 
 
 def _cores(asked: int | None) -> int:
@@ -131,12 +170,23 @@ def _of_gpu(config: Config, best: Prediction, cores: int, groups: int) -> list[s
 
 def tree(found: Plan, profile: Profile) -> dict[str, Any]:
     """A plan as it is written: into a run folder, into a file, at the end of a command."""
-    choice = found.best.choice
-    n = knee(profile.rates, choice.envs, choice.rollout_length)
-    collecting = collection_seconds(profile.rates, choice, profile.task.rows)
-    about = {"knee": n._asdict() | {"collecting": collecting}, "facts": profile.facts,
-             "whole": profile.whole}  # fmt: skip
+    about = {"facts": profile.facts, "whole": profile.whole, "config": profile.config}
+    if found.best.choice.hosts == "apart":  # a worker hands nothing on
+        n, collecting = _collecting(found.best.choice, profile)
+        about["knee"] = n._asdict() | {"collecting": collecting}
     return found.tree() | about
+
+
+def _collecting(choice: Choice, profile: Profile) -> tuple[Knee, float]:
+    """Equation (1), and what it says of the rollouts of one update."""
+    rates, task = profile.rates, profile.task
+    if task.server:
+        step = rates.asked(choice.envs, choice.actors, task.max_batch).step
+        rates = dataclasses.replace(rates, act={choice.envs: step})
+    return (
+        knee(rates, choice.envs, choice.rollout_length),
+        collection_seconds(rates, choice, task.rows),
+    )
 
 
 def write(path: Path, written: Mapping[str, Any]) -> None:
@@ -157,12 +207,11 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
         found = make(config, profile)
         return spread(config, found.best.choice), tree(found, profile)
     written, choice = _read(path)
-    if (workers := choice.hosts == "worker") != profiler.works(config):
-        whose = "workers, which act and learn in turn," if workers else "actors and learners apart"
-        mine = "has none" if workers else "has workers"
+    if written.get("config") != profiles.subject(config):
         raise Refusal(
-            f"{path} is for {whose} and this config {mine}, so that it says nothing of it. Make a "
-            f"plan for it: `tianji plan CONFIG --save FILE`."
+            f"{path} was made for another env, algorithm, network, relaxation or number of envs "
+            f"({choice}), so that it would change what is learnt and its prediction would not "
+            f"hold. Make a plan for this one: `tianji plan CONFIG --save FILE`."
         )
     return spread(config, choice), written
 
@@ -202,8 +251,6 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
     """As a person wants to read it."""
     best, rates = found.best, profile.rates
     now = predict(profile.task, rates, choice_of(config), _cores(cores))
-    n = knee(rates, best.choice.envs, best.choice.rollout_length)
-    collecting = collection_seconds(rates, best.choice, profile.task.rows)
     lines = [
         f"plan        {best.choice}",
         f"predicted   {human(best.new)} new steps/s; {human(best.produced)} produced, "
@@ -212,9 +259,13 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
         f"the config  {now.choice}: {human(now.new)} new steps/s, "
         f"{now.new / best.new:.2f} of the plan's",
         f"more actors {found.why}",
-        f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the limit; "
-        f"an update's rollouts are collected in {1e3 * collecting:.3g} ms (Tc)",
     ]  # fmt: skip
+    if best.choice.hosts == "apart":  # a worker hands nothing on
+        n, collecting = _collecting(best.choice, profile)
+        lines.append(
+            f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the "
+            f"limit; an update's rollouts are collected in {1e3 * collecting:.3g} ms (Tc)"
+        )
     if found.others:
         lines.append("next best")
         lines += [f"  {human(p.new):>8} new steps/s  {p.choice}" for p in found.others]
@@ -228,7 +279,7 @@ def told_of(p: Prediction) -> str:
     """One prediction, as a person wants to read it."""
     return "\n".join(
         (
-            f"what if     {p.choice}",
+            f"what if     {p.choice} ({p.choice.cores_used} cores)",
             f"predicted   {human(p.new)} new steps/s; {human(p.produced)} produced, "
             f"{human(p.received)} received, {human(p.consumed)} consumed",
             f"binding     {_binding(p)}",

@@ -98,6 +98,11 @@ class Probe:
         found: Measured = json.loads(self._line())
         return found
 
+    @property
+    def has_ended(self) -> bool:
+        """Would `end` return at once?"""
+        return b"\n" in self._said or _readable(self._up, 0.0)
+
     def ask(self, **how: Any) -> Measured:
         self.begin(**how)
         return self.end()

@@ -41,7 +41,7 @@ ACT, LEARN = 0.4, 2.0
 START = 3.0
 """seconds that a run takes beside its training, about"""
 TURNS = 3
-"""times that a ratio is measured, at most"""
+"""times that each comparison is made, at most"""
 WORKERS = ("a3c", "gala")
 """presets in which each group acts and learns in one process"""
 TEAMS = (2, 4)
@@ -73,16 +73,18 @@ def template(config: Config) -> Config:
         envs_per_actor=scale.actors * scale.envs_per_actor,
     )  # fmt: skip
     quiet = dataclasses.replace(config.eval, every=0)
-    alone = dataclasses.replace(config, scale=one, eval=quiet, join=JoinConfig(), auto=False)
+    # One group joins nobody, and one actor with all envs may have more than a server's batch.
+    relax = dataclasses.replace(config.relax, join="none", max_batch=None)
+    alone = dataclasses.replace(
+        config, scale=one, relax=relax, eval=quiet, join=JoinConfig(), auto=False
+    )
     if not works(config):
         return alone
     # One worker is a serial run: its actor, its buffer and its learner take turns.
-    turns = dataclasses.replace(config.relax, hosts=None, join=None)
+    turns = dataclasses.replace(relax, hosts=None)
     if scale.relax in WORKERS and turns.correct is None and config.algorithm.on_policy:
         turns = dataclasses.replace(turns, correct="vtrace")
-    return dataclasses.replace(
-        alone, scale=dataclasses.replace(one, relax="sync"), relax=turns
-    )  # fmt: skip
+    return dataclasses.replace(alone, scale=dataclasses.replace(one, relax="sync"), relax=turns)
 
 
 def works(config: Config) -> bool:
@@ -133,8 +135,8 @@ def task_of(config: Config, env: EnvSpec) -> Task:
         envs=spec.actors * spec.envs,
         T=spec.T,
         abreast=relax.lead <= max(1, spec.actors * spec.rows_per_rollout // rows),
+        passes=relax.lead > 0 and relax.late == "pass",
         server=relax.infer == "server",
-        max_batch=relax.max_batch,
         most_rows=max(spec.actors * spec.rows_per_rollout, capacity // 16),
     )
 
@@ -181,10 +183,17 @@ class _Profiler:
         self._progress = progress
         self._mine = core_order()[: cores_here()]
         self._asked = config
+        if config.scale.device == "cuda" and not torch.cuda.is_available():
+            raise Refusal(
+                "there is no GPU here that torch sees, so learning on one cannot be measured. "
+                'Leave --gpus out, or set scale.device = "cpu".'
+            )
         torch.set_num_threads(1)  # children are forked, and a pool of threads is not
         self._one = template(config)
         self._env, self._making = see(self._one)
-        self._task = dataclasses.replace(task_of(self._one, self._env), workers=works(config))
+        self._task = dataclasses.replace(
+            task_of(self._one, self._env), workers=works(config), max_batch=config.relax.max_batch
+        )
         self._sooner = without_warmup(self._one, self._env)
         self._on_cpu = config.scale.device == "cpu"
         self._skipped: list[str] = []
@@ -222,26 +231,28 @@ class _Profiler:
             inside_act=self._inside_act(act, learnt), infer={n: shares[n] * act[n] for n in act},
             **curves._asdict(),
         )  # fmt: skip
-        rates = self._asking(rates, learnt) if self._task.server else rates
+        rates = self._asking(rates, learnt, passing["push"] + passing["receive"])
         return self._profile(rates, learnt, True, batches, inference)
 
     def glance(self) -> Profile:
         mine = self._mine[:1]
         envs = min(self._task.envs, self._at_once(0.3))
         first = alone(lambda: acting(self._one, envs), mine, seconds=0.3)
-        act = {envs: first["step"]}
+        acted = {envs: first}
         if envs > 1:
             few = max(1, envs // 8)
-            act[few] = alone(lambda: acting(self._one, few), mine, seconds=0.2)["step"]
+            acted[few] = alone(lambda: acting(self._one, few), mine, seconds=0.2)
         most = self._at_once(0.3)
         learnt = alone(lambda: learning(self._sooner, most), mine, cores=mine, seconds=0.4)
         rates = Rates(
-            act=act, begin=first["load"], send=5e-6, receive=learnt.get("receive", 0.0) + 1e-5,
+            act={n: found["step"] for n, found in acted.items()},
+            infer={n: found["infer"] for n, found in acted.items()},
+            begin=first["load"], send=5e-6, receive=learnt.get("receive", 0.0) + 1e-5,
             serve=learnt["serve"] + 1e-5, learn={1: learnt["learn"]}, take=learnt["take"],
             wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0}, valid=first["valid"],
             device=self._asked.scale.device,
         )  # fmt: skip
-        return self._profile(rates, learnt, False)
+        return self._profile(self._asking(rates, learnt, 1.5e-5), learnt, False)
 
     def _profile(
         self,
@@ -325,9 +336,11 @@ class _Profiler:
             found[count] = float(learnt["learn"])
         return found, learnt
 
-    def _asking(self, rates: Rates, learnt: Measured) -> Rates:
-        """With what it takes to ask a server, inference aside, and messages in both directions."""
-        passing = rates.send + rates.receive
+    def _asking(self, rates: Rates, learnt: Measured, passing: float) -> Rates:
+        """With what it takes to ask a server, if there is one: inference aside, and with a message
+        in each direction, which takes `passing` seconds of both sides together."""
+        if not self._task.server:
+            return rates
         inferring = between(rates.infer, self._task.envs, above=1.0)
         return dataclasses.replace(
             rates,
@@ -372,7 +385,7 @@ class _Profiler:
         for _ in range(TURNS - 1):
             for job in jobs:
                 if self._left < 1.2 * job.seconds + 1:
-                    return
+                    continue
                 self._say(f"{job.what}, again")
                 job.do()
 
@@ -391,9 +404,8 @@ class _Profiler:
             seconds = self._long_enough(inside[cores], collecting)
             scale = dataclasses.replace(self._sooner.scale, pin=True, cores=cores)
             run = dataclasses.replace(self._sooner, scale=scale)
-            over = inside[cores] / inside[1]
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
-            jobs.append(self._job(what, ratios.apart, cores, again, run, seconds, over))
+            jobs.append(self._job(what, ratios.apart, cores, again, run, seconds))
         return jobs
 
     def _threads(self, ratios: _Ratios, again: _Again, inside: dict[int, float]) -> list[_Job]:
@@ -422,9 +434,7 @@ class _Profiler:
             seconds = self._long_enough(update, collecting)
             making = self._making * scale.envs_per_actor
             what = f"{learners} learners"
-            jobs.append(
-                self._job(what, ratios.team, learners, again, several, seconds, 1.0, making)
-            )
+            jobs.append(self._job(what, ratios.team, learners, again, several, seconds, making))
         return jobs
 
     def _job(
@@ -435,15 +445,14 @@ class _Profiler:
         again: _Again,
         run: Config,
         seconds: float,
-        over: float,
         making: float = 0.0,
     ) -> _Job:
-        """A real run, and what an update takes there over `over` times what it takes inside."""
+        """A real run, and what an update takes there over what it takes inside, on one core."""
 
         def do() -> bool:
             taken, base = again.beside(lambda: self._run(run, seconds))
             if taken is not None:
-                found.setdefault(key, []).append(taken / (base * over))
+                found.setdefault(key, []).append(taken / base)
             return taken is not None
 
         return _Job(what, seconds + START + making, do)
@@ -562,7 +571,8 @@ class _Ratios:
 
     def __init__(self) -> None:
         self.apart: dict[int, list[float]] = {}
-        """cores: an update in a process of its own, over one inside a process that also acts"""
+        """cores: an update in a process of its own, over one inside a process that also acts, on
+        one core"""
         self.threads: dict[int, list[float]] = {}
         """cores: an update inside such a process, over one with one core"""
         self.team: dict[int, list[float]] = {}
@@ -590,7 +600,8 @@ class _Ratios:
             n: statistics.median(found) / first / between(slow_learn, 2 * n)
             for n, found in self.team.items()
         }
-        learn = {cores: seconds * apart.get(cores, first) for cores, seconds in inside.items()}
+        learn = {cores: seconds * first for cores, seconds in inside.items()}
+        learn |= {cores: base * ratio for cores, ratio in apart.items()}
         return _Curves(inside, learn, slow_act, slow_learn, slowest, {1: 1.0} | team)
 
 
@@ -601,7 +612,8 @@ class _Again:
     SECONDS = 0.4
 
     def __init__(self, learner: Probe, actor: Probe, cores: Sequence[int], update: float) -> None:
-        """An update takes about `update` seconds; a long one is not looked at again."""
+        """An update takes about `update` seconds; a long one is looked at only where something is
+        compared with it."""
         self._learner, self._actor, self._cores = learner, actor, list(cores)
         self._update = update
         self._learnt: list[float] = []
@@ -646,15 +658,21 @@ class _Again:
             learnt, acted = self._ask_learner(), self._ask_actor()
             self._learnt.append(learnt)
             self._acted.append(acted)
-            seconds = max(self.SECONDS, self._update)
             self._learner.begin(cores=self._cores, seconds=self.SECONDS)
-            for other in others:
-                other.begin(seconds=seconds)
-            steps = [self._ask_actor(seconds), *(float(other.end()["step"]) for other in others)]
+            looks = [self._all_at_once(others)]
+            while not self._learner.has_ended:  # it is to have them beside it until then
+                looks.append(self._all_at_once(others))
             learning = float(self._learner.end()["learn"])
+            steps = [statistics.median(of_one) for of_one in zip(*looks, strict=True)]
             mean = statistics.harmonic_mean(steps)  # of the rates
             found.append(_Slowed(learning / learnt, mean / acted, max(steps) / mean))
         return found
+
+    def _all_at_once(self, others: Sequence[Probe]) -> list[float]:
+        """Seconds of a step of each actor, all of which act."""
+        for other in others:
+            other.begin(seconds=self.SECONDS)
+        return [self._ask_actor(), *(float(other.end()["step"]) for other in others)]
 
     def _ask_learner(self, cores: Sequence[int] = ()) -> float:
         where = list(cores) or self._cores
