@@ -159,6 +159,7 @@ def test_a_learner_of_its_own_is_measured_by_a_real_run(tree, tmp_path):
     cores = sorted(os.sched_getaffinity(0))
     told = alone(lambda: probe.running(config, str(tmp_path)), cores, seconds=0.3)
     assert 1e-5 < told["update"] < 0.3
+    assert 1e-5 < told["step"] < 0.3
 
 
 def test_a_real_run_keeps_the_end_that_a_schedule_needs(tmp_path):
@@ -201,6 +202,29 @@ def test_the_time_of_an_update_is_all_that_a_learner_does_for_it():
     end = np.cumsum(seconds)
     track = Track("learner", keys, np.array(key), end - np.array(seconds), end)
     assert probe._traced_update(track) == pytest.approx((0.5 + 3.0 + 0.5 + 3.0) / 2)
+
+
+def test_the_time_of_a_step_is_all_that_an_actor_waits_for():
+    keys = ("actor/ask", "actor/wait_server", "actor/infer", "actor/simulate", "actor/wait_buffer")
+    seconds = np.array([0.1, 0.5, 0.2, 1.0, 7.0] * 2)
+    end = np.cumsum(seconds)
+    track = Track("actor-0", keys, np.array([0, 1, 2, 3, 4] * 2), end - seconds, end)
+    assert probe._traced_step(track) == pytest.approx(1.8)
+    none = Track("actor-0", keys, np.array([4]), np.array([0.0]), np.array([1.0]))
+    assert probe._traced_step(none) is None
+
+
+def test_asking_takes_what_it_took_in_real_runs():
+    config = load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local", "algorithm.epochs=1"])
+    one = profiler._Profiler(config, lambda what, left: None)
+    rates = dataclasses.replace(a_profile(config).rates, infer={8: 2e-3})
+    learnt = {"ask": 1e-4, "answer": 2.5e-3}
+    alone = one._asking(rates, learnt, 1e-5)
+    assert (alone.ask, alone.answer) == pytest.approx((1.1e-4, 5.1e-4))
+    one._asked_steps = [0.02, 0.03, 0.9]
+    known = one._asking(rates, learnt, 1e-5)
+    assert known.asked(8, 1, None).step == pytest.approx(0.03)
+    assert known.answer == alone.answer
 
 
 def test_the_warm_up_is_not_waited_for():
@@ -276,12 +300,12 @@ def test_all_act_until_the_learner_has_ended():
 
 def test_what_is_measured_between_two_looks_is_compared_with_both():
     again = profiler._Again(Told("learn", 0.1, 0.3), Told("step", 0.1, 0.1), [0], 0.1)
-    assert again.beside(lambda: 0.5) == pytest.approx((0.5, 0.2))
+    assert again.beside(lambda: {"update": 0.5}) == ({"update": 0.5}, pytest.approx(0.2))
 
 
 def test_a_long_update_is_not_looked_at_again():
     again = profiler._Again(Told("learn"), Told("step", 0.1, 0.1), [0], 3.0)
-    assert again.beside(lambda: 5.0) == (5.0, 3.0)
+    assert again.beside(lambda: {"update": 5.0}) == ({"update": 5.0}, 3.0)
     assert again.learn == 3.0
 
 

@@ -369,7 +369,8 @@ def learning(config: Config, most_envs: int) -> Measurement:
 def running(config: Config, runs: str) -> Measurement:
     """A real run in a folder of `runs`: seconds of an update of its learner, in its own process; of
     the first one where several share every batch, its waiting for the others' sums included; None
-    where it made none. Takes `seconds`."""
+    where it made none. And of a step of its first actor, its waiting for a server included. Takes
+    `seconds`."""
 
     def measure(seconds: float) -> Measured:
         stop = config.stop  # an end that schedules know of stays one, and is never reached
@@ -380,8 +381,9 @@ def running(config: Config, runs: str) -> Measurement:
             checkpoint=CheckpointConfig(store="never", seconds=math.inf),
         )
         folder = Path(train(bounded, runs=runs).run_dir)
-        first = next(track for track in trace.read(folder) if track.host == "learner")
-        return {"update": _traced_update(first)}
+        tracks = {track.host: track for track in trace.read(folder)}
+        update, step = _traced_update(tracks["learner"]), _traced_step(tracks["actor-0"])
+        return {"update": update, "step": step}
 
     return measure
 
@@ -396,6 +398,14 @@ def _traced_update(track: trace.Track) -> float | None:
     begin = ends[0] if len(ends) > 1 else 0.0
     own = np.isin(track.key, list(mine)) & (track.begin >= begin) & (track.end <= ends[-1])
     return float((track.end - track.begin)[own].sum()) / max(1, len(ends) - 1)
+
+
+def _traced_step(track: trace.Track) -> float | None:
+    """Seconds of a step by an actor's trace; None: it made none."""
+    keys = {"actor/simulate", "actor/wait_server", *ASKING}
+    mine = np.isin(track.key, [i for i, key in enumerate(track.keys) if key in keys])
+    steps = sum(key == "actor/simulate" for key in np.asarray(track.keys)[track.key])
+    return float((track.end - track.begin)[mine].sum()) / steps if steps else None
 
 
 def _until_updates(driver: Serial, built: Built, updates: int) -> None:

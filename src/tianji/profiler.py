@@ -197,6 +197,8 @@ class _Profiler:
         self._sooner = without_warmup(self._one, self._env)
         self._on_cpu = config.scale.device == "cpu"
         self._skipped: list[str] = []
+        self._asked_steps: list[float] = []
+        """seconds of a step in real runs with one actor, with what a server took for it"""
         self._probes = contextlib.ExitStack()
         """processes that are asked more than once"""
 
@@ -338,15 +340,18 @@ class _Profiler:
 
     def _asking(self, rates: Rates, learnt: Measured, passing: float) -> Rates:
         """With what it takes to ask a server, if there is one: inference aside, and with a message
-        in each direction, which takes `passing` seconds of both sides together."""
+        in each direction, which takes `passing` seconds of both sides together; with what else it
+        took in real runs, where there were some."""
         if not self._task.server:
             return rates
-        inferring = between(rates.infer, self._task.envs, above=1.0)
-        return dataclasses.replace(
-            rates,
-            ask=learnt["ask"] + passing,
-            answer=max(0.0, learnt["answer"] - inferring) + passing,
-        )
+        envs = self._task.envs
+        inferring = between(rates.infer, envs, above=1.0)
+        answer = max(0.0, learnt["answer"] - inferring) + passing
+        rates = dataclasses.replace(rates, ask=learnt["ask"] + passing, answer=answer)
+        if not self._asked_steps:
+            return rates
+        more = statistics.median(self._asked_steps) - rates.asked(envs, 1, None).step
+        return dataclasses.replace(rates, ask=max(0.0, rates.ask + more))
 
     def _inside_act(self, act: dict[int, float], learnt: Measured) -> float:
         """How much longer acting takes where one process also learns."""
@@ -450,10 +455,13 @@ class _Profiler:
         """A real run, and what an update takes there over what it takes inside, on one core."""
 
         def do() -> bool:
-            taken, base = again.beside(lambda: self._run(run, seconds))
-            if taken is not None:
-                found.setdefault(key, []).append(taken / base)
-            return taken is not None
+            told, base = again.beside(lambda: self._run(run, seconds))
+            if told["update"] is None:
+                return False
+            found.setdefault(key, []).append(told["update"] / base)
+            if run.scale.actors == 1:
+                self._asked_steps.append(told["step"])
+            return True
 
         return _Job(what, seconds + START + making, do)
 
@@ -479,12 +487,10 @@ class _Profiler:
             for busy in sorted(some, reverse=True)
         ]
 
-    def _run(self, config: Config, seconds: float) -> float | None:
-        """Seconds of an update in a real run, which has the whole machine; None where it had not
-        the time to make one."""
+    def _run(self, config: Config, seconds: float) -> Measured:
+        """A real run, which has the whole machine."""
         with tempfile.TemporaryDirectory() as runs:
-            told = alone(lambda: running(config, runs), self._mine, seconds=seconds)["update"]
-        return None if told is None else float(told)
+            return alone(lambda: running(config, runs), self._mine, seconds=seconds)
 
     def _long_enough(self, update: float, collecting: float) -> float:
         """Seconds of a real run in which some updates are made, each after so much collecting."""
@@ -636,7 +642,7 @@ class _Again:
         self._acted.append(self._ask_actor(self.SECONDS / 2))
         return self._learnt[-1] if self._learnt else self._update
 
-    def beside(self, measure: Callable[[], float | None]) -> tuple[float | None, float]:
+    def beside(self, measure: Callable[[], Measured]) -> tuple[Measured, float]:
         """What was measured, and seconds of an update at about that time."""
         before = self.look()
         taken = measure()
