@@ -453,7 +453,7 @@ def test_the_command_writes_where_it_is_told_and_prints_one_object(serial, tmp_p
 
 def test_what_is_no_run_and_what_cannot_be_written_are_refused(serial, tmp_path, capsys):
     assert main(["explain", str(tmp_path / "nothing")]) == 2
-    assert "no run folder" in capsys.readouterr().err
+    assert "nothing does not exist" in capsys.readouterr().err
     assert main(["explain", serial.run_dir, "--html", str(tmp_path / "no" / "page.html")]) == 2
     assert "--html" in capsys.readouterr().err
 
