@@ -402,9 +402,9 @@ def _traced_update(track: trace.Track) -> float | None:
 
 def _traced_step(track: trace.Track) -> float | None:
     """Seconds of a step by an actor's trace; None: it made none."""
-    keys = {"actor/simulate", "actor/wait_server", *ASKING}
-    mine = np.isin(track.key, [i for i, key in enumerate(track.keys) if key in keys])
-    steps = sum(key == "actor/simulate" for key in np.asarray(track.keys)[track.key])
+    keys = np.asarray(track.keys)[track.key]
+    mine = np.isin(keys, ["actor/simulate", "actor/wait_server", *ASKING])
+    steps = int((keys == "actor/simulate").sum())
     return float((track.end - track.begin)[mine].sum()) / steps if steps else None
 
 
