@@ -476,6 +476,12 @@ def test_learning_on_a_gpu_that_is_not_there_is_not_measured(monkeypatch, capsys
         profiler.measure(load_config(CARTPOLE, ["scale.device=cuda"]))
 
 
+def test_cuda_is_never_asked_in_the_process_that_forks(monkeypatch):
+    here = os.getpid()
+    monkeypatch.setattr(profiler.torch.cuda, "is_available", lambda: os.getpid() != here)
+    profiler._Profiler(load_config(CARTPOLE, ["scale.device=cuda"]), lambda what, left: None)
+
+
 def test_what_if_of_learners_and_groups_needs_processes_of_their_own():
     config = load_config(CARTPOLE)
     profile = a_profile(config)

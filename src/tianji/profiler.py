@@ -175,6 +175,11 @@ def look(config: Config) -> Profile:
     return _Profiler(config, lambda what, left: None).glance()
 
 
+def _sees_gpu() -> Measurement:
+    """For a process of its own: one that has asked CUDA cannot fork others that use it."""
+    return lambda: {"gpu": torch.cuda.is_available()}
+
+
 class _Profiler:
     """One profile: what is asked, what is left of the time, what was found."""
 
@@ -183,7 +188,7 @@ class _Profiler:
         self._progress = progress
         self._mine = core_order()[: cores_here()]
         self._asked = config
-        if config.scale.device == "cuda" and not torch.cuda.is_available():
+        if config.scale.device == "cuda" and not alone(_sees_gpu, self._mine)["gpu"]:
             raise Refusal(
                 "there is no GPU here that torch sees, so learning on one cannot be measured. "
                 'Leave --gpus out, or set scale.device = "cpu".'
