@@ -251,7 +251,8 @@ def test_single_stacks_are_those_of_the_whole_rollout(data):
     whole = np.stack([frames.stacked(newest[s], older[s], valid[s]) for s in range(slots)])
     at = tuple(rng.integers(0, n, 50) for n in (slots, T + 1, B))
     out = np.empty((50, K, 2), np.uint8)
-    frames.gather(newest, older, valid, at, out)
+    memory = {"observation.obs": newest, "once.frames": older, "valid": valid}
+    frames.gather([memory], [(0, slice(0, 50))], at, out)
     np.testing.assert_array_equal(out, whole[at])
 
 

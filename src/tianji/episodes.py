@@ -189,5 +189,5 @@ def _stacks(memory: Mapping[str, Array], at: tuple[Array, Array, Array]) -> Arra
     flat = at[0].ravel(), at[1].ravel(), at[2].ravel()
     newest, older = memory["observation.obs"], memory["once.frames"]
     stacks = np.empty((at[0].size, older.shape[2] + 1, *newest.shape[3:]), newest.dtype)
-    frames.gather(newest, older, memory["valid"], flat, stacks)
+    frames.gather([memory], [(0, slice(0, len(stacks)))], flat, stacks)
     return stacks.reshape(*at[0].shape, *stacks.shape[1:])

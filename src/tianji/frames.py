@@ -7,9 +7,15 @@ its env nothing is older: there, a stack is filled with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
 import numpy as np
 
 from tianji.types import Array
+
+Spans = Sequence[tuple[int, slice]]
+"""lanes, each with the places of what lies in it"""
 
 
 def stacked(newest: Array, older: Array, valid: Array) -> Array:
@@ -27,22 +33,31 @@ def stacked(newest: Array, older: Array, valid: Array) -> Array:
 
 
 def gather(
-    newest: Array, older: Array, valid: Array, at: tuple[Array, Array, Array], out: Array
+    memory: Sequence[Mapping[str, Array]], spans: Spans, at: tuple[Array, Array, Array], out: Array
 ) -> None:
-    """Write the stacks at N places (slot, row, env) of memory [slots, T + 1, B, ...] into `out`,
-    [N, K, ...]. It may ask for one picture more than a stack has, where row 0 is not asked for."""
+    """Write the stacks at N places (slot, row, env) of lanes' memory [slots, T + 1, B, ...] into
+    `out`, [N, K, ...]; the spans tell which of them lie in which lane, in order. It may ask for one
+    picture more than a stack has, where row 0 is not asked for."""
     slot, row, env = (index[:, None] for index in at)
-    T, B, K = valid.shape[1], valid.shape[2], out.shape[1]
+    (_, T, B), K = memory[0]["valid"].shape, out.shape[1]
     rows = row + np.arange(1 - K, 1)  # [N, K]: of each picture; less than 0 where it is older
     inside = np.maximum(rows, 0)
-    pictures = newest.reshape(-1, *newest.shape[3:])
-    # "clip": what is out of bounds is not looked for, and `out` is written at once.
-    pictures.take((slot * (T + 1) + inside) * B + env, axis=0, out=out, mode="clip")
-    if (rows[:, 0] < 0).any():
-        n, k = np.nonzero(rows < 0)
-        out[n, k] = older[at[0][n], at[2][n], older.shape[2] + rows[n, k]]
+    places = (slot * (T + 1) + inside) * B + env
     before, inside = rows[:, :-1], inside[:, :-1]
-    steps = valid.reshape(-1).take((slot * T + inside) * B + env) | (before < 0)
+    checks = (slot * T + inside) * B + env
+    steps = np.empty(checks.shape, np.bool_)
+    n, k = np.nonzero(rows < 0)
+    older_from = np.searchsorted(n, [where.start for _, where in spans] + [len(rows)]).tolist()
+    for (lane, where), (begin, end) in zip(spans, pairwise(older_from), strict=True):
+        here = memory[lane]
+        pictures = here["observation.obs"].reshape(-1, *out.shape[2:])
+        # "clip": what is out of bounds is not looked for, and `out` is written at once.
+        pictures.take(places[where], axis=0, out=out[where], mode="clip")
+        here["valid"].reshape(-1).take(checks[where], out=steps[where], mode="clip")
+        if begin < end:
+            i, j, older = n[begin:end], k[begin:end], here["once.frames"]
+            out[i, j] = older[at[0][i], at[2][i], older.shape[2] + rows[i, j]]
+    steps |= before < 0
     if not steps.all():
         # A picture belongs to the stack if no row from it on only reset its env.
         belongs = np.logical_and.accumulate(steps[:, ::-1], axis=1)[:, ::-1]

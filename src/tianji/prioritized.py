@@ -12,7 +12,7 @@ from tianji.errors import Failure
 from tianji.role import State
 from tianji.store import Replay
 from tianji.sumtree import SumTree
-from tianji.types import GAP, Array, Layout, Leaves, Rollout, leaf
+from tianji.types import Array, Layout, Leaves, Rollout, leaf
 
 LEAST = 1e-6
 """added to every priority, so that no step is never drawn again"""
@@ -153,12 +153,12 @@ class Prioritized(Replay):
     def _recorded(self, lane: int, step: Array) -> Array:
         """The errors that the actor saw: ret + discount q_best - q."""
         flat, T, B = self._flat[lane], self._T, self._B
-        ret, discount, last = self._window(lane, step)
+        ret, discount, last = self._window([(lane, slice(0, len(step)))], step)
         follows = (last + B) % (self._rows * B)
         error = np.abs(ret + discount * flat["extras.q_best"][follows] - flat["extras.q"][step])
         # What follows the last step before a gap was not seen.
         row = follows // B
-        gap = (self._lanes.memory[lane]["head"][row // T, GAP] != 0) & (row % T == 0)
+        gap = (flat["gap"][row // T] != 0) & (row % T == 0)
         return np.where(gap & (discount > 0), self._largest, error)
 
     def _set(self, leaves: Array, priority: Array) -> None:

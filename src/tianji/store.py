@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from tianji import frames, returns
 from tianji.algorithm import Lanes, Spec
 from tianji.errors import Failure, Refusal
+from tianji.frames import Spans
 from tianji.role import State
 from tianji.types import EPISODE, GAP, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
 
@@ -254,9 +255,12 @@ class Replay:
         if self._part is None:
             self._part = self._room(len(selection["step"]))
         bounds = np.searchsorted(selection["lane"], np.arange(len(self._flat) + 1)).tolist()
-        for lane, (begin, end) in enumerate(itertools.pairwise(bounds)):
-            if begin < end:
-                self._gather(lane, selection["step"][begin:end], slice(begin, end))
+        spans = [
+            (lane, slice(begin, end))
+            for lane, (begin, end) in enumerate(itertools.pairwise(bounds))
+            if begin < end
+        ]
+        self._gather(spans, selection["step"], self._part)
         yield self._part
 
     def state(self) -> State:
@@ -321,58 +325,64 @@ class Replay:
             versions=np.zeros(N, np.int64),
         )
 
-    def _gather(self, lane: int, step: Array, where: slice) -> None:
-        """Copy the windows that begin at `step` (row * B + env) into places `where` of the part."""
-        assert self._part is not None
-        flat, part, T, B = self._flat[lane], self._part, self._T, self._B
-        slot = step // (T * B)
-        begin = step + slot * B
-        """observations have T + 1 rows a slot"""
-        reward, discount, last = self._window(lane, step)
-        end = last + (last // (T * B) + 1) * B
+    def _gather(self, spans: Spans, step: Array, part: Rollout) -> None:
+        """Copy the windows that begin at `step` (row * B + env) of these lanes into the part."""
+        rows = self._T * self._B
+        reward, discount, last = self._window(spans, step)
+        # Observations have T + 1 rows a slot.
+        ends = step + step // rows * self._B, last + (last // rows + 1) * self._B
         for name, array in part.observation.items():
-            source = flat[f"observation.{name}"]
             if name == "obs" and self._pictures is not None:
-                self._stacks(lane, end, self._pictures[where])
-                continue
-            for i, at in enumerate((begin, end)):
-                if name == "obs" and self._lanes.frames > 1:
-                    self._stacks(lane, at, array[i, where])
-                else:
-                    # "clip": what is out of bounds is not looked for, and `out` is written at once.
-                    source.take(at, axis=0, out=array[i, where], mode="clip")
-        part.action[0, where] = flat["action"][step]
-        part.reward[0, where] = reward
-        part.extras["discount"][0, where] = discount
-        part.terminated[0, where] = discount == 0.0
-        part.versions[where] = self._lanes.memory[lane]["head"][slot, VERSION]
+                self._stacks(spans, ends[1], self._pictures)
+            elif name == "obs" and self._lanes.frames > 1:
+                for at, out in zip(ends, array, strict=True):
+                    self._stacks(spans, at, out)
+            else:
+                for at, out in zip(ends, array, strict=True):
+                    self._fetch(spans, f"observation.{name}", at, out)
+        self._fetch(spans, "action", step, part.action[0])
+        part.reward[0] = reward
+        part.extras["discount"][0] = discount
+        part.terminated[0] = discount == 0.0
+        self._fetch(spans, "version", step // rows, part.versions)
 
-    def _window(self, lane: int, step: Array) -> tuple[Array, Array, Array]:
+    def _window(self, spans: Spans, step: Array) -> tuple[Array, Array, Array]:
         """Of the n-step windows that begin at `step`: the discounted sum of rewards, the factor of
         the value that follows, and their last steps."""
-        flat, T, B = self._flat[lane], self._T, self._B
+        T, B = self._T, self._B
         if self._n == 1:
             gamma = np.float32(self._gamma)
-            return flat["reward"][step], np.where(flat["terminated"][step], 0 * gamma, gamma), step
+            ended = self._fetch(spans, "terminated", step)
+            return self._fetch(spans, "reward", step), np.where(ended, 0 * gamma, gamma), step
         row, env = np.divmod(step, B)
         window = (row + np.arange(self._n)[:, None]) % (self._total * T)
         steps = window * B + env
-        valid = flat["valid"][steps]
+        valid = self._fetch(spans, "valid", steps)
         # A rollout that does not continue the one before it ends every window at its edge.
-        gap = self._lanes.memory[lane]["head"][window // T, GAP].astype(np.bool_)
+        gap = self._fetch(spans, "gap", window // T).astype(np.bool_)
         valid[1:] &= ~(gap & (window % T == 0))[1:]
-        reward, discount, last = returns.n_step(
-            flat["reward"][steps], flat["terminated"][steps], valid, self._gamma, self._n
-        )
+        reward, terminated = (self._fetch(spans, name, steps) for name in ("reward", "terminated"))
+        reward, discount, last = returns.n_step(reward, terminated, valid, self._gamma, self._n)
         return reward, discount, steps[last, np.arange(len(step))]
 
-    def _stacks(self, lane: int, at: Array, out: Array) -> None:
-        """Write the stacks of pictures at these places of a lane's observations."""
-        memory = self._lanes.memory[lane]
+    def _fetch(self, spans: Spans, name: str, at: Array, out: Array | None = None) -> Array:
+        """What lies at places [..., N] of a leaf, each in its own lane."""
+        some = self._flat[0][name]
+        if out is None:
+            out = np.empty((*at.shape, *some.shape[1:]), some.dtype)
+        for lane, where in spans:
+            if at.ndim == 1:
+                # "clip": what is out of bounds is not looked for, and `out` is written at once.
+                self._flat[lane][name].take(at[where], axis=0, out=out[where], mode="clip")
+            else:
+                out[:, where] = self._flat[lane][name].take(at[:, where], axis=0)
+        return out
+
+    def _stacks(self, spans: Spans, at: Array, out: Array) -> None:
+        """Write the stacks of pictures at these places of lanes' observations."""
         row, env = np.divmod(at, self._B)
         slot, row = np.divmod(row, self._T + 1)
-        newest, older = memory["observation.obs"], memory["once.frames"]
-        frames.gather(newest, older, memory["valid"], (slot, row, env), out)
+        frames.gather(self._lanes.memory, spans, (slot, row, env), out)
 
 
 class OffPolicy:
@@ -432,10 +442,12 @@ def _whole(part: Rollout) -> Rollout:
 
 
 def _flat(memory: object) -> Leaves:
-    """Leaves [slots, T, B, ...] as [slots * T * B, ...], without a copy."""
+    """Leaves [slots, T, B, ...] as [slots * T * B, ...], without a copy; and of each slot "version"
+    and "gap"."""
     assert isinstance(memory, dict)
-    return {
+    flat: Leaves = {
         name: array.reshape(-1, *array.shape[3:])
         for name, array in memory.items()
         if name not in ("head", "episodes") and not name.startswith("once.")
     }
+    return flat | {"version": memory["head"][:, VERSION], "gap": memory["head"][:, GAP]}
