@@ -476,6 +476,16 @@ def test_learning_on_a_gpu_that_is_not_there_is_not_measured(monkeypatch, capsys
         profiler.measure(load_config(CARTPOLE, ["scale.device=cuda"]))
 
 
+def test_a_learner_on_a_gpu_is_measured_with_actors_that_feed_it_its_own_batches():
+    config = load_config(CARTPOLE, ["scale.envs_per_actor=64"])
+    task = profiler.task_of(config, profiler.see(config).env)
+    assert profiler.fed_by(task, 7, 64) == (4, 16)
+    assert profiler.fed_by(task, 8, 64) == (8, 8)
+    assert profiler.fed_by(task, 7, 8) == (0, 0)
+    replay = dataclasses.replace(task, on_policy=False)
+    assert profiler.fed_by(replay, 7, 8) == (7, 8)
+
+
 def test_cuda_is_never_asked_in_the_process_that_forks(monkeypatch):
     here = os.getpid()
     monkeypatch.setattr(profiler.torch.cuda, "is_available", lambda: os.getpid() != here)

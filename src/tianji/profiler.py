@@ -38,8 +38,8 @@ WHOLE = 45.0
 """seconds that a profile may take"""
 ACT, LEARN = 0.4, 2.0
 """seconds for which acting is looked at, with each number of envs, and learning on one core"""
-START = 3.0
-"""seconds that a run takes beside its training, about"""
+START, START_GPU = 3.0, 8.0
+"""seconds that a run takes beside its training, about; with a GPU"""
 TURNS = 3
 """times that each comparison is made, at most"""
 WORKERS = ("a3c", "gala")
@@ -404,8 +404,11 @@ class _Profiler:
     ) -> list[_Job]:
         """How much longer an update takes in a process of its own, beside one actor's, than inside
         one that also acts, where each spoils the other's caches: by cores, with one and with those
-        that were best. Only where updates are short."""
-        if not self._on_cpu or inside[1] > SHORT or self._task.envs > self._at_once(MAKING):
+        that were best. Only where updates are short. On a GPU, where most of an update may be to
+        fetch what actors wrote: beside as many actors as half the cores hold."""
+        if not self._on_cpu:
+            return self._fed(ratios, again, inside[1], collecting)
+        if inside[1] > SHORT or self._task.envs > self._at_once(MAKING):
             return []
         jobs = []
         for cores in sorted({1, min(inside, key=lambda cores: inside[cores])}):
@@ -417,6 +420,21 @@ class _Profiler:
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
             jobs.append(self._job(what, ratios.apart, cores, again, run, seconds))
         return jobs
+
+    def _fed(self, ratios: _Ratios, again: _Again, update: float, collecting: float) -> list[_Job]:
+        """How much longer an update takes that is fed by several actors."""
+        actors, envs = fed_by(self._task, len(self._mine) // 2, self._at_once(MAKING))
+        scale = dataclasses.replace(
+            self._sooner.scale, pin=True, actors=actors, envs_per_actor=envs
+        )
+        run = dataclasses.replace(self._sooner, scale=scale)
+        if not actors or update > LONG or not begins(run, self._env):
+            return []
+        ratios.beside = 1 + actors
+        making = self._making * envs + START_GPU - START
+        seconds = self._long_enough(update, collecting / actors)
+        what = f"a learner that {actors} actor{'s feed' if actors > 1 else ' feeds'}"
+        return [self._job(what, ratios.apart, 1, again, run, seconds, making)]
 
     def _threads(self, ratios: _Ratios, again: _Again, inside: dict[int, float]) -> list[_Job]:
         """How long an update takes with as many cores as were best, over one with one core."""
@@ -584,6 +602,8 @@ class _Ratios:
         self.apart: dict[int, list[float]] = {}
         """cores: an update in a process of its own, over one inside a process that also acts, on
         one core"""
+        self.beside = 2
+        """busy cores while that was measured"""
         self.threads: dict[int, list[float]] = {}
         """cores: an update inside such a process, over one with one core"""
         self.team: dict[int, list[float]] = {}
@@ -603,9 +623,9 @@ class _Ratios:
             | {n: max(1.0, statistics.median(r[i] for r in rs)) for n, rs in self.busy.items()}
             for i in range(3)
         )
-        if apart:  # it had a busy core beside it
-            of_two = between(slow_learn, 2)
-            slow_learn = {n: max(1.0, factor / of_two) for n, factor in slow_learn.items()}
+        if apart:  # it had busy cores beside it
+            known = between(slow_learn, self.beside)
+            slow_learn = {n: max(1.0, factor / known) for n, factor in slow_learn.items()}
         # several learners had busy cores beside them, which predictions know of
         team = {
             n: statistics.median(found) / first / between(slow_learn, 2 * n)
@@ -691,6 +711,18 @@ class _Again:
 
     def _ask_actor(self, seconds: float = SECONDS) -> float:
         return float(self._actor.ask(seconds=seconds)["step"])
+
+
+def fed_by(task: Task, cores: int, most_envs: int) -> tuple[int, int]:
+    """Actors, as many as these cores hold, and envs of each, at most so many, that feed a learner
+    what the config asks for; no actors, if that cannot be."""
+    for actors in range(cores, 0, -1):
+        envs = max(1, task.envs // actors)
+        if not task.on_policy:
+            return actors, min(envs, most_envs)
+        if task.envs % actors == 0 and envs <= most_envs:
+            return actors, envs
+    return 0, 0
 
 
 def smooth(points: dict[int, float]) -> dict[int, float]:
