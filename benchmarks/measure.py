@@ -51,12 +51,15 @@ def split_overrides() -> tuple[list[str], list[str]]:
     return own, more
 
 
-def interleaved(tasks: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Run every task once per round; the order rotates, so no task always follows the same one."""
+def interleaved(
+    tasks: Mapping[str, Callable[[], float]], rounds: int, before: int = 0
+) -> dict[str, list[float]]:
+    """Run every task once per round; the order rotates, so no task always follows the same one. So
+    many rounds were made before."""
     names = list(tasks)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for at in range(rounds):
-        shift = at % len(names)
+        shift = (before + at) % len(names)
         for name in names[shift:] + names[:shift]:
             taken[name].append(tasks[name]())
     return taken

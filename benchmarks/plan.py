@@ -1,12 +1,13 @@
 """Does a plan's prediction come true, and is its choice the best that there is?
 
     python benchmarks/plan.py [NAME ...] [--rounds 3] [--seconds 8] [--most 12] [--limit 600]
-                              [-- K=V ...]
+                              [--add] [-- K=V ...]
 
 For each config: a profile; a prediction for every way to spread it over the cores of this machine
-that changes nothing of what is learnt (replay: with the envs that the plan chose); then real runs
+that changes nothing of what is learnt (replay: with the envs that are best for it); then real runs
 of these, interleaved with further profiles, as the machine's own speed drifts: the median rate of
-new steps is compared with the median prediction. Where there are more ways than --most, half of
+new steps is compared with the median prediction. --add makes further rounds, at another time, for
+what was measured before. Where there are more ways than --most, half of
 those that are run are predicted to be best, and the others are spread from there to the worst. The
 bars are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches
 0.95 of the best run. Results: benchmarks/results/plan/NAME_N_cores.json, written after each round,
@@ -22,6 +23,7 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ from speed import spread, timed
 from tianji import planner, profiler
 from tianji.config import Config, load_config
 from tianji.machine import cores
-from tianji.plan import Choice, Prediction, Task, predict, search
+from tianji.plan import Choice, Prediction, Task, different, predict, search
 from tianji.profile import Profile
 
 NAMES = ("ppo_cartpole", "dqn_cartpole", "ppo_pong", "dqn_pong", "qmix_3m")
@@ -50,6 +52,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at least")
+    parser.add_argument("--add", action="store_true",
+                        help="to what was measured before, of the same ways")  # fmt: skip
     parser.add_argument("--draw", action="store_true", help="only draw the picture")
     parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
     parser.add_argument("--limit", type=float, default=math.inf, metavar="S",
@@ -112,55 +116,74 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
     """One config: what was predicted and what was measured of every way, after each round."""
     config = load_config(ROOT / "configs" / f"{name}.toml", more)
     begun = time.monotonic()
-    profiles = [profiler.measure(config)]
-    found = profiles[0]
-    best = planner.make(config, found).best
-    ways = sweep(config, found, best, arguments.most)
-    samples: dict[str, list[float]] = {str(i): [] for i in range(len(ways))}
+    case = earlier(name, more) if arguments.add else None
     with tempfile.TemporaryDirectory() as folder:
-
-        def rate(way: Prediction) -> float:
-            """New steps per second of a real run."""
-            task, overrides = found.task, [*more, *spread(way.choice)]
-            least = long_enough(config, task, way, arguments.seconds)
-            rows = task.rows * found.rates.valid
-            new = float(timed(name, overrides, least, Path(folder), rows)["new_sps"])
-            print(f"{time.monotonic() - begun:4.0f} s  {name}: {way.choice}: {new:,.0f} new "
-                  f"steps/s, {way.new:,.0f} predicted", flush=True)  # fmt: skip
-            return new
-
-        tasks = {str(i): partial(rate, way) for i, way in enumerate(ways)}
         for round in range(1, arguments.rounds + 1):
-            if round > 1:
-                profiles.append(profiler.measure(config))
-            for key, taken in interleaved(tasks, 1).items():
-                samples[key] += taken
-            yield compared(profiles, ways, best, [samples[str(i)] for i in range(len(ways))])
+            found = profiler.measure(config)
+            if case is None:
+                case = started(config, found, arguments.most)
+            tasks = {}
+            for i, way in enumerate(case["ways"]):
+                p = predict(found.task, found.rates, Choice(**way["choice"]), cores())
+                way["predictions"].append(p.new)
+                tasks[str(i)] = partial(run, name, more, found, p, arguments.seconds, Path(folder))
+            for i, samples in interleaved(tasks, 1, len(case["ways"][0]["samples"])).items():
+                case["ways"][int(i)]["samples"] += samples
+            print(f"{time.monotonic() - begun:4.0f} s", flush=True)
+            yield compared(case)
             if (time.monotonic() - begun) * (round + 1) / round > arguments.limit:
                 return
 
 
-def compared(
-    profiles: list[Profile], ways: list[Prediction], best: Prediction, samples: list[list[float]]
-) -> dict[str, Any]:
-    """Medians of what was predicted and measured, of every way."""
-    told: list[dict[str, Any]] = []
-    for way, taken in zip(ways, samples, strict=True):
-        predictions = [predict(p.task, p.rates, way.choice, cores()).new for p in profiles]
-        rate, predicted = float(np.median(taken)), float(np.median(predictions))
-        told.append({
-            "choice": dataclasses.asdict(way.choice), "words": str(way.choice),
-            "predicted": predicted, "measured": rate, "error": predicted / rate - 1,
-            "binding": way.binding, "samples": taken, "predictions": predictions,
-            "chosen": way.choice == best.choice,
-        })  # fmt: skip
-    mine = next(way for way in told if way["chosen"])
-    found = profiles[0]
-    return {
-        "ways": told, "error": mine["error"],
-        "reached": mine["measured"] / max(way["measured"] for way in told),
-        "profile_s": found.seconds, "rates": found.rates.tree(), "task": found.tree()["task"],
-    }  # fmt: skip
+def earlier(name: str, more: list[str]) -> dict[str, Any] | None:
+    """What was measured of a config before, on such a machine."""
+    path = RESULTS / "plan" / f"{name}_{machine()['cores']}_cores.json"
+    if not path.is_file():
+        return None
+    case: dict[str, Any] = json.loads(path.read_text())
+    here = machine()
+    for key in ("cpu", "cores", "torch"):
+        if case["machine"][key] != here[key]:
+            sys.exit(f"{path.name}: {key} was {case['machine'][key]}, here it is {here[key]}")
+    if case["overrides"] != more:
+        sys.exit(f"{path.name} is of a config with {case['overrides']}: repeat them after --")
+    return case
+
+
+def started(config: Config, found: Profile, most: int) -> dict[str, Any]:
+    """The ways that are run, of which nothing was measured yet."""
+    best = planner.make(config, found).best
+    ways = [
+        {"choice": dataclasses.asdict(way.choice), "words": str(way.choice),
+         "binding": way.binding, "chosen": way.choice == best.choice,
+         "samples": [], "predictions": []}
+        for way in sweep(config, found, best, most)
+    ]  # fmt: skip
+    return {"ways": ways, "profile_s": found.seconds, "rates": found.rates.tree(),
+            "task": found.tree()["task"]}  # fmt: skip
+
+
+def run(
+    name: str, more: list[str], found: Profile, way: Prediction, seconds: float, folder: Path
+) -> float:
+    """New steps per second of a real run."""
+    config = load_config(ROOT / "configs" / f"{name}.toml", more)
+    least = long_enough(config, found.task, way, seconds)
+    rows = found.task.rows * found.rates.valid
+    new = float(timed(name, [*more, *spread(way.choice)], least, folder, rows)["new_sps"])
+    print(f"{name}: {way.choice}: {new:,.0f} new steps/s, {way.new:,.0f} predicted", flush=True)
+    return new
+
+
+def compared(case: dict[str, Any]) -> dict[str, Any]:
+    """With medians of what was predicted and measured, of every way."""
+    for way in case["ways"]:
+        way["predicted"] = float(np.median(way["predictions"]))
+        way["measured"] = float(np.median(way["samples"]))
+        way["error"] = way["predicted"] / way["measured"] - 1
+    mine = next(way for way in case["ways"] if way["chosen"])
+    reached = mine["measured"] / max(way["measured"] for way in case["ways"])
+    return case | {"error": mine["error"], "reached": reached}
 
 
 def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> float:
@@ -170,16 +193,14 @@ def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> 
 
 
 def sweep(config: Config, found: Profile, best: Prediction, most: int) -> list[Prediction]:
-    """The ways that are run: with the plan's envs and rollouts where those are free."""
+    """The ways that are run; where the plan is free to choose envs and rollouts, each with those
+    that are predicted to be best for it."""
     env = profiler.see(profiler.template(config)).env
 
     def allowed(choice: Choice) -> bool:
-        same = found.task.on_policy or (choice.envs, choice.rollout_length) == (
-            best.choice.envs, best.choice.rollout_length
-        )  # fmt: skip
-        return same and planner.possible(config, choice, env, found.task)
+        return planner.possible(config, choice, env, found.task)
 
-    ranked = list(search(found.task, found.rates, cores(), allowed))
+    ranked = list(different(search(found.task, found.rates, cores(), allowed)))
     if best.choice not in [p.choice for p in ranked]:
         ranked.insert(0, predict(found.task, found.rates, best.choice, cores()))
     if len(ranked) > most:

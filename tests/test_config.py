@@ -73,6 +73,7 @@ def test_every_key_has_a_meaning():
         ("algoritm.gamma=0.9", ["algoritm", 'Did you mean "algorithm"?']),
         ("scale.actor=2", ['Did you mean "scale.actors"?']),
         ("algorithm.gamma=high", ["algorithm.gamma", "'high'", "must be a number"]),
+        ("scale.actors=many", ["scale.actors", "whole number", '"auto"']),
         ("algorithm.epochs=2.5", ["algorithm.epochs", "2.5", "whole number"]),
         ("algorithm.epochs=true", ["algorithm.epochs", "whole number"]),
         ("algorithm.normalise_reward=1", ["true or false"]),

@@ -1,6 +1,7 @@
 """A run explained: what its folder has is on the page, what it has not is said, in every state."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import tianji
 from tianji import explain, run
 from tianji.__main__ import main
 from tianji.history import History
+from tianji.plan import Choice
 from tianji.view import report
 from tianji.view.status import human, number
 
@@ -203,6 +205,12 @@ def test_a_plan_is_shown_beside_what_was_measured(local, tmp_path):
     for page in (parsed.text, text):
         assert "engine local, actors 2" in page
         assert "+0.0 %" in page
+    assert "new steps/s by the plan" in "\n".join(report.summary(found))
+    plan["choice"] = dataclasses.asdict(Choice("local", 2, 8, 8))
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert "Chosen: 2 actors with 8 envs each, a learner with 1 core" in checked(
+        explain.explain(folder)
+    )[1]  # fmt: skip
 
 
 def test_the_advice_of_a_verdict_comes_before_its_own(local, tmp_path):

@@ -354,8 +354,10 @@ def load_config(
 def _take_auto(tree: dict[str, Any]) -> bool:
     """Is the number of actors left to the plan? Then there is one, until it is made."""
     scale = tree.get("scale")
-    if not isinstance(scale, Mapping) or scale.get("actors") != "auto":
+    if not isinstance(scale, Mapping) or not isinstance(actors := scale.get("actors"), str):
         return False
+    if actors != "auto":
+        raise _wrong("scale.actors", actors, 'a whole number, or "auto": as many as a plan says')
     tree["scale"] = {**scale, "actors": 1}
     return True
 

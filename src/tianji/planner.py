@@ -235,8 +235,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
             raise ValueError("a count is less than 1")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refusal(
-            f"{path} is no plan that can be read ({error!r}), so there is nothing to follow. A run "
-            f"folder's plan.json is one, and `tianji plan CONFIG --save FILE` writes one."
+            f"{path} is no plan that can be read ({_wrong_with(error)}), so there is nothing to "
+            f"follow. A run folder's plan.json is one, and `tianji plan CONFIG --save FILE` writes "
+            f"one."
         ) from error
     if choice.cores_used > cores_here():
         raise Refusal(
@@ -245,6 +246,20 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
             f'hold. Make a plan here: `tianji plan CONFIG`, or scale.actors = "auto".'
         )
     return written, choice
+
+
+def _wrong_with(error: Exception) -> str:
+    """What is wrong with a file, in words."""
+    match error:
+        case OSError():
+            return error.strerror or str(error)
+        case json.JSONDecodeError():
+            return f"it is no JSON: {error}"
+        case KeyError():
+            return f'it has no "{error.args[0]}"'
+        case ValueError():
+            return str(error)
+    return "its parts are not those of a plan"
 
 
 def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> str:

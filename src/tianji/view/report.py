@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
+from typing import Any
 
 import numpy as np
 
 from tianji.critical import waits_for
-from tianji.explain import FLOWS, MOST_FAULTS, Explained
+from tianji.explain import FLOWS, MOST_FAULTS, Explained, Planned
+from tianji.plan import Choice
 from tianji.trace import Track
 from tianji.view import charts, timeline
 from tianji.view.charts import Axis, Series
@@ -142,6 +144,7 @@ def facts(run: Explained) -> list[tuple[str, str]]:
         ("time", _told(counts.get("seconds"), duration)),
         ("to the first step", _told(counts.get("start_seconds"), "{:.1f} s".format)),
         *((f"steps/s {name}", _told(rates.get(name), human)) for name in FLOWS),
+        ("new steps/s by the plan", _foretold(run.planned)),
         ("staleness, mean", _told(staleness.get("mean"), "{:.2f}".format)),
         ("staleness, p95", _told(staleness.get("p95"), "{:.4g}".format)),
         ("staleness, max", _told(staleness.get("max"), "{:.0f}".format)),
@@ -163,21 +166,38 @@ def _advice(run: Explained) -> str:
 def _plan(run: Explained) -> str:
     if run.planned is None:
         return _gap(run, "plan")
-    chosen = ", ".join(f"{key} {value}" for key, value in run.planned.choice.items())
-    rows = [
+    return f"<p>{escape(_planned(run.planned))}</p>{table(COMPARED, _compared(run.planned))}"
+
+
+COMPARED = ("steps/s", "predicted", "measured", "error")
+
+
+def _planned(plan: Planned) -> str:
+    binding = f" The plan expected the {plan.binding} to bind." if plan.binding else ""
+    return f"Chosen: {_chosen(plan.choice)}.{binding}"
+
+
+def _chosen(choice: Mapping[str, Any]) -> str:
+    """In words; a plan that another version wrote may not have all that they take."""
+    try:
+        return str(Choice(**choice))
+    except TypeError:
+        return ", ".join(f"{key} {value}" for key, value in choice.items()) or "not known"
+
+
+def _compared(plan: Planned) -> list[tuple[str, ...]]:
+    return [
         (rate.name, human(rate.predicted), _told(rate.measured, human) or "–", _error(rate.error))
-        for rate in run.planned.rates
+        for rate in plan.rates
     ]
-    shown = table(("steps/s", "predicted", "measured", "error"), rows)
-    return f"<p>{escape(_planned(run, chosen))}</p>{shown}"
 
 
-def _planned(run: Explained, chosen: str) -> str:
-    assert run.planned is not None
-    binding = (
-        f" The plan expected the {run.planned.binding} to bind." if run.planned.binding else ""
-    )
-    return f"Chosen: {chosen or 'nothing that is known'}.{binding}"
+def _foretold(plan: Planned | None) -> str | None:
+    """New steps per second, as predicted, and how far that is from what came."""
+    for rate in plan.rates if plan is not None else ():
+        if rate.name == "new":
+            return f"{human(rate.predicted)} (error {_error(rate.error)})"
+    return None
 
 
 def _time(run: Explained) -> str:
@@ -566,13 +586,7 @@ def _advice_lines(run: Explained) -> list[str]:
 def _plan_lines(run: Explained) -> list[str]:
     if run.planned is None:
         return [_plain(_sentence(run.missing["plan"]))]
-    chosen = ", ".join(f"{key} {value}" for key, value in run.planned.choice.items())
-    rows = [
-        (rate.name, human(rate.predicted), _told(rate.measured, human) or "–", _error(rate.error))
-        for rate in run.planned.rates
-    ]
-    head = ("steps/s", "predicted", "measured", "error")
-    return [_plain(_planned(run, chosen)), "", *_rows(head, rows)]
+    return [_plain(_planned(run.planned)), "", *_rows(COMPARED, _compared(run.planned))]
 
 
 WIDE = 50
