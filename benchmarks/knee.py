@@ -63,9 +63,12 @@ def main() -> None:
         return
     actors = [int(n) for n in arguments.actors.split(",")]
     parts = [*SERIES, "target", "groups"] if arguments.parts is None else arguments.parts
-    found: dict[str, Any] = {"envs": ENVS, "config": NAME, "series": {}}
+    about = {"envs": ENVS, "config": NAME, "overrides": asked(1), "target": arguments.target}
+    found: dict[str, Any] = about | {"series": {}}
     if arguments.parts is not None and (RESULTS / "knee.json").is_file():
-        found |= json.loads((RESULTS / "knee.json").read_text())
+        found = json.loads((RESULTS / "knee.json").read_text())
+        if any(found.get(key) != value for key, value in about.items()):
+            sys.exit("knee.json is of other settings: measure all parts, or move it away")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in parts:

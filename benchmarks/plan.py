@@ -6,12 +6,12 @@
 For each config: a profile; a prediction for every way to spread it over the cores of this machine
 that changes nothing of what is learnt (replay: with the envs that are best for it); then real runs
 of these, interleaved with further profiles, as the machine's own speed drifts: the median rate of
-new steps is compared with the median prediction. --add makes further rounds, at another time, for
-what was measured before. Where there are more ways than --most, half of
-those that are run are predicted to be best, and the others are spread from there to the worst. The
-bars are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches
-0.95 of the best run. Results: benchmarks/results/plan/NAME_N_cores.json, written after each round,
-and docs/plan.svg, which --draw alone draws again.
+new steps is compared with the median prediction. --add makes further rounds, at another time, of
+the same ways. Where there are more ways than --most, half of those that are run are predicted to be
+best, and the others are spread from there to the worst. The bars are an error of at most 15 % for
+each plan and of 8 % in the median, and a plan that reaches 0.95 of the best run. Results:
+benchmarks/results/plan/NAME_N_cores.json, written after each round, and docs/plan.svg, which --draw
+alone draws again.
 """
 
 import os
@@ -126,7 +126,8 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
             for i, way in enumerate(case["ways"]):
                 p = predict(found.task, found.rates, Choice(**way["choice"]), cores())
                 way["predictions"].append(p.new)
-                tasks[str(i)] = partial(run, name, more, found, p, arguments.seconds, Path(folder))
+                least = long_enough(config, found.task, p, arguments.seconds)
+                tasks[str(i)] = partial(run, name, more, found, p, least, Path(folder))
             for i, samples in interleaved(tasks, 1, len(case["ways"][0]["samples"])).items():
                 case["ways"][int(i)]["samples"] += samples
             print(f"{time.monotonic() - begun:4.0f} s", flush=True)
@@ -135,18 +136,20 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
                 return
 
 
-def earlier(name: str, more: list[str]) -> dict[str, Any] | None:
+def earlier(name: str, more: list[str]) -> dict[str, Any]:
     """What was measured of a config before, on such a machine."""
-    path = RESULTS / "plan" / f"{name}_{machine()['cores']}_cores.json"
-    if not path.is_file():
-        return None
-    case: dict[str, Any] = json.loads(path.read_text())
     here = machine()
+    path = RESULTS / "plan" / f"{name}_{here['cores']}_cores.json"
+    if not path.is_file():
+        sys.exit(f"there is no {path.name} to add to: leave --add out")
+    case: dict[str, Any] = json.loads(path.read_text())
     for key in ("cpu", "cores", "torch"):
         if case["machine"][key] != here[key]:
             sys.exit(f"{path.name}: {key} was {case['machine'][key]}, here it is {here[key]}")
     if case["overrides"] != more:
         sys.exit(f"{path.name} is of a config with {case['overrides']}: repeat them after --")
+    before = {"machine": case.pop("machine"), "command": case.pop("command")}
+    case["before"] = [*case.get("before", []), before]
     return case
 
 
@@ -167,10 +170,8 @@ def run(
     name: str, more: list[str], found: Profile, way: Prediction, seconds: float, folder: Path
 ) -> float:
     """New steps per second of a real run."""
-    config = load_config(ROOT / "configs" / f"{name}.toml", more)
-    least = long_enough(config, found.task, way, seconds)
     rows = found.task.rows * found.rates.valid
-    new = float(timed(name, [*more, *spread(way.choice)], least, folder, rows)["new_sps"])
+    new = float(timed(name, [*more, *spread(way.choice)], seconds, folder, rows)["new_sps"])
     print(f"{name}: {way.choice}: {new:,.0f} new steps/s, {way.new:,.0f} predicted", flush=True)
     return new
 

@@ -5,8 +5,8 @@
 Microseconds of CPU time per batch, medians over rounds in turn. Priorities: drawing a batch and
 setting its new priorities, of 2^20 steps, by the tree alone and by the store; the bar is 200 for
 256 steps by the tree. Stacks: gathering a batch of 4 x 84 x 84 bytes, now and then, out of pictures
-held once, against memory that holds whole stacks; and the bytes of a million steps by the length of
-rollouts.
+held once, of one actor and of 14, against memory that holds whole stacks; and the bytes of a
+million steps by the length of rollouts.
 """
 
 import os
@@ -29,6 +29,8 @@ from tianji.types import Leaves, Row, leaf, rollout_layout
 
 BAR = 200.0
 CAPACITY = 1 << 20
+MANY = 14
+"""actors whose rollouts a batch is gathered from"""
 
 
 def timed(work: Callable[[], object], times: int) -> Callable[[], float]:
@@ -43,19 +45,22 @@ def timed(work: Callable[[], object], times: int) -> Callable[[], float]:
     return run
 
 
-def lanes_of(row: Row, slots: int, T: int, B: int, pictures: int = 1) -> Lanes:
+def lanes_of(row: Row, slots: int, T: int, B: int, pictures: int = 1, actors: int = 1) -> Lanes:
     layout = rollout_layout(row, T, B)
-    memory = {k: np.zeros((slots, *v.shape), v.dtype) for k, v in layout.items()}
-    rng = np.random.default_rng(0)
-    memory["valid"][:] = True
-    memory["reward"][:] = rng.normal(size=memory["reward"].shape)
-    memory["observation.obs"].reshape(-1)[::97] = 1  # so that its pages are there
-    return Lanes((memory,), pictures)
+    rng, lanes = np.random.default_rng(0), list[Leaves]()
+    for _ in range(actors):
+        memory = {k: np.zeros((slots, *v.shape), v.dtype) for k, v in layout.items()}
+        memory["valid"][:] = True
+        memory["reward"][:] = rng.normal(size=memory["reward"].shape)
+        memory["observation.obs"].reshape(-1)[::97] = 1  # so that its pages are there
+        lanes.append(memory)
+    return Lanes(tuple(lanes), pictures)
 
 
-def filled(store: Replay, slots: int) -> Leaves:
+def filled(store: Replay, slots: int, actors: int = 1) -> Leaves:
     for slot in range(slots):
-        store.add(0, slot)
+        for lane in range(actors):
+            store.add(lane, slot)
     return {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
 
 
@@ -88,17 +93,19 @@ def by_store(N: int, prioritised: bool) -> Callable[[], object]:
     return work
 
 
-def gathered(N: int, once: bool) -> Callable[[], object]:
-    """Half a gigabyte of pictures, in rollouts of 32 steps of 8 envs."""
+def gathered(N: int, once: bool, actors: int = 1) -> Callable[[], object]:
+    """Half a gigabyte of pictures, in rollouts of 32 steps of 8 envs, of so many actors."""
     K, T, B = 4, 32, 8
     stack = leaf((K, 84, 84), np.uint8)
     env = EnvSpec("Pictures", {"obs": stack}, Discrete(6), frames=K if once else 1)
     older = {"frames": leaf((K - 1, 84, 84), np.uint8)} if once else {}
-    slots = 256 if once else 64
-    lanes = lanes_of(Row(env.held, leaf((), np.int64), {}, older), slots, T, B, env.frames)
-    lanes.memory[0]["valid"][:, 20] = False  # some episodes end
+    slots = (256 if once else 64) // actors
+    row = Row(env.held, leaf((), np.int64), {}, older)
+    lanes = lanes_of(row, slots, T, B, env.frames, actors)
+    for memory in lanes.memory:
+        memory["valid"][:, 20] = False  # some episodes end
     store, rng = Replay(lanes, N, slots, 0.99, 1), np.random.default_rng(0)
-    chosen = filled(store, slots)
+    chosen = filled(store, slots, actors)
     choices = []
     for _ in range(20):
         store.choose(rng, chosen)
@@ -125,6 +132,7 @@ def main() -> None:
         tasks[f"{N}: prioritised, choose and prioritise"] = timed(by_store(N, True), 100)
         tasks[f"{N}: uniform, choose"] = timed(by_store(N, False), 100)
         tasks[f"{N}: stacks of pictures held once"] = timed(gathered(N, True), 20)
+        tasks[f"{N}: stacks of pictures of {MANY} actors"] = timed(gathered(N, True, MANY), 20)
         tasks[f"{N}: stacks held whole"] = timed(gathered(N, False), 20)
     samples = interleaved(tasks, rounds)
     found = medians(samples)
@@ -136,6 +144,12 @@ def main() -> None:
     ratios = {
         f"{N}: held whole over held once": ratio_of_medians(
             samples[f"{N}: stacks held whole"], samples[f"{N}: stacks of pictures held once"]
+        )
+        for N in (32, 256)
+    } | {
+        f"{N}: of {MANY} actors over of one": ratio_of_medians(
+            samples[f"{N}: stacks of pictures of {MANY} actors"],
+            samples[f"{N}: stacks of pictures held once"],
         )
         for N in (32, 256)
     }

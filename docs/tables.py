@@ -412,7 +412,7 @@ def planned() -> str:
             f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
             f"| {case['reached']:.2f} of {len(case['ways'])} |".replace("%", " %")
         )
-        told.add(f"{_machine(case)}: `{case['command']}`.")
+        told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
     return "\n".join([*rows, "", *sorted(told)]) + "\n"
 
 

@@ -208,9 +208,13 @@ def test_a_plan_is_shown_beside_what_was_measured(local, tmp_path):
     assert "new steps/s by the plan" in "\n".join(report.summary(found))
     plan["choice"] = dataclasses.asdict(Choice("local", 2, 8, 8))
     (folder / "plan.json").write_text(json.dumps(plan))
-    assert "Chosen: 2 actors with 8 envs each, a learner with 1 core" in checked(
-        explain.explain(folder)
-    )[1]  # fmt: skip
+    text = checked(explain.explain(folder))[1]
+    assert "Chosen: 2 actors with 8 envs each, a learner with 1 core, rollouts of 8 steps." in text
+    (rate,) = (rate for rate in found.planned.rates if rate.name == "new")
+    unknown = dataclasses.replace(found.planned, rates=(dataclasses.replace(rate, measured=None),))
+    lines = report.summary(dataclasses.replace(found, planned=unknown))
+    (line,) = (line for line in lines if "new steps/s by the plan" in line)
+    assert "error" not in line, "nothing was measured"
 
 
 def test_the_advice_of_a_verdict_comes_before_its_own(local, tmp_path):

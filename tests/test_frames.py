@@ -105,6 +105,20 @@ def test_single_stacks_are_those_that_were_seen_wherever_they_lie(seed, ends, T,
         assert np.array_equal(out[i], tape.seen[0][place]), place
 
 
+def test_stacks_come_from_the_lanes_that_they_lie_in():
+    rng, T, B, K, N = np.random.default_rng(3), 3, 2, 4, 30
+    tape = Tape(3, 3, T, B, K, rng, 0.2)
+    for lane in range(3):
+        for _ in range(3):
+            tape.add(lane)
+    at = rng.integers(3, size=N), rng.integers(T + 1, size=N), rng.integers(B, size=N)
+    at[1][[0, 11, N - 1]] = 0  # what is older than a rollout, in both lanes that are asked
+    out = rng.integers(0, 255, (N, K, SIDE, SIDE), np.uint8)
+    frames.gather(tape.memory, [(0, slice(0, 11)), (2, slice(11, N))], at, out)
+    for i, place in enumerate(zip(*(index.tolist() for index in at), strict=True)):
+        assert np.array_equal(out[i], tape.seen[0 if i < 11 else 2][place]), place
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), ends=st.sampled_from([0.0, 0.2, 0.5]), n=st.integers(1, 4),

@@ -479,11 +479,22 @@ def test_learning_on_a_gpu_that_is_not_there_is_not_measured(monkeypatch, capsys
 def test_a_learner_on_a_gpu_is_measured_with_actors_that_feed_it_its_own_batches():
     config = load_config(CARTPOLE, ["scale.envs_per_actor=64"])
     task = profiler.task_of(config, profiler.see(config).env)
-    assert profiler.fed_by(task, 7, 64) == (4, 16)
-    assert profiler.fed_by(task, 8, 64) == (8, 8)
-    assert profiler.fed_by(task, 7, 8) == (0, 0)
+    assert next(profiler.fed_by(task, 7, 64)) == (4, 16)
+    assert list(profiler.fed_by(task, 8, 16)) == [(8, 8), (4, 16)]
+    assert not list(profiler.fed_by(task, 7, 8))
     replay = dataclasses.replace(task, on_policy=False)
-    assert profiler.fed_by(replay, 7, 8) == (7, 8)
+    assert next(profiler.fed_by(replay, 7, 8)) == (7, 8)
+
+
+def test_what_others_cost_a_learner_that_was_measured_beside_some_is_counted_once():
+    ratios = profiler._Ratios()
+    ratios.busy = {2: [profiler._Slowed(1.1, 1.0, 1.0)], 5: [profiler._Slowed(1.5, 1.0, 1.0)]}
+    ratios.apart, ratios.busy_apart = {1: [2.0]}, 5
+    found = ratios.curves({1: 0.01}, 0.01)
+    assert found.learn == {1: pytest.approx(0.02)}
+    assert found.slow_learn == {1: 1.0, 2: 1.0, 5: pytest.approx(1.0)}
+    ratios.busy_apart = 2
+    assert ratios.curves({1: 0.01}, 0.01).slow_learn[5] == pytest.approx(1.5 / 1.1)
 
 
 def test_cuda_is_never_asked_in_the_process_that_forks(monkeypatch):
@@ -620,11 +631,16 @@ def test_a_plan_that_needs_more_cores_than_there_are_is_not_followed(tmp_path):
     wrongs = {
         "[]": "not those of a plan", "{}": 'has no "predicted"', "nonsense": "no JSON",
         '{"choice": {}, "predicted": {"new": 1}}': "not those of a plan",
+        '{"choice": {}, "predicted": {"new": "many"}}': "is no number",
+        '{"choice": {"cats": 2}, "predicted": {"new": 1}}': "its choice has cats",
+        json.dumps({"choice": choice | {"actors": 0}, "predicted": {"new": 1}}): "a count is no",
     }  # fmt: skip
     for wrong, words in wrongs.items():
         path.write_text(wrong)
         with pytest.raises(Refusal, match=f"no plan that can be read .*{words}"):
             tianji.train(CARTPOLE, runs=tmp_path, plan=path)
+    with pytest.raises(Refusal, match="No such file"):
+        tianji.train(CARTPOLE, runs=tmp_path, plan=tmp_path / "none.json")
 
 
 def test_the_plan_on_the_command_line(tmp_path, capsys):

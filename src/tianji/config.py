@@ -278,6 +278,10 @@ class Config:
         tree["scale"] = {k: v for k, v in tree["scale"].items() if k not in WHERE}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
+    def scaled(self, **changes: Any) -> Config:
+        """The config with some of its section "scale" changed."""
+        return dataclasses.replace(self, scale=dataclasses.replace(self.scale, **changes))
+
     def triggers(self) -> dict[str, str]:
         """Which registered triggers are named, and by which key."""
         return {

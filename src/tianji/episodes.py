@@ -10,7 +10,7 @@ from tianji import frames
 from tianji.algorithm import Lanes
 from tianji.errors import Failure
 from tianji.role import State
-from tianji.types import EPISODE, GAP, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
+from tianji.types import EPISODE, GAP, HEAD, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
 
 NONE, LOST = -1, -2
 """instead of an open episode's first row: there is none, or its beginning is not held any more"""
@@ -128,7 +128,7 @@ class Episodes:
         padding = time[:-1] >= length
         for name in ("reward", "terminated", "valid"):
             leaves[name][padding] = 0
-        head = np.zeros(8, np.int64)
+        head = np.zeros(HEAD, np.int64)
         head[SOURCE], head[GAP] = -1, 1
         part = Rollout.over(leaves | {"head": head, "episodes": np.empty(0, EPISODE)})
         part.versions = versions

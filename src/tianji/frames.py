@@ -15,7 +15,7 @@ import numpy as np
 from tianji.types import Array
 
 Spans = Sequence[tuple[int, slice]]
-"""lanes, each with the places of what lies in it"""
+"""lanes that ascend, each with the places of what lies in it; together they are all places"""
 
 
 def stacked(newest: Array, older: Array, valid: Array) -> Array:

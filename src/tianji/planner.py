@@ -156,7 +156,7 @@ def _of_gpu(config: Config, best: Prediction, cores: int, groups: int) -> list[s
     """What the GPU that is here brings, if that is known."""
     if config.scale.device != "cpu" or gpu_model() is None:
         return []
-    there = dataclasses.replace(config, scale=dataclasses.replace(config.scale, device="cuda"))
+    there = config.scaled(device="cuda")
     unknown = ["there is a GPU: `tianji plan CONFIG --gpus 1` measures what it brings"]
     try:
         if (measured := profiles.cached(there)) is None:
@@ -227,12 +227,16 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
     """A plan that was written, and its choice."""
     try:
         written: dict[str, Any] = json.loads(path.read_text())
-        float(written["predicted"]["new"])
+        if not isinstance(written["predicted"]["new"], int | float):
+            raise ValueError("what it predicts is no number")
+        if others := set(written["choice"]) - {f.name for f in dataclasses.fields(Choice)}:
+            raise ValueError(f"its choice has {', '.join(sorted(others))}, which is unknown here")
         choice = Choice(**written["choice"])
         if choice.engine not in ("serial", "local") or choice.hosts not in ("apart", "worker"):
             raise ValueError(f"engine {choice.engine}, hosts {choice.hosts}")
-        if any(int(getattr(choice, name)) < 1 for name in FIELDS[1:]):
-            raise ValueError("a count is less than 1")
+        counts = [getattr(choice, name) for name in FIELDS[1:]]
+        if not all(isinstance(count, int) and count >= 1 for count in counts):
+            raise ValueError("a count is no whole number from 1 on")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refusal(
             f"{path} is no plan that can be read ({_wrong_with(error)}), so there is nothing to "

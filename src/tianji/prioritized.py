@@ -12,7 +12,7 @@ from tianji.errors import Failure
 from tianji.role import State
 from tianji.store import Replay
 from tianji.sumtree import SumTree
-from tianji.types import Array, Layout, Leaves, Rollout, leaf
+from tianji.types import GAP, HEAD, Array, Layout, Leaves, Rollout, leaf
 
 LEAST = 1e-6
 """added to every priority, so that no step is never drawn again"""
@@ -158,7 +158,7 @@ class Prioritized(Replay):
         error = np.abs(ret + discount * flat["extras.q_best"][follows] - flat["extras.q"][step])
         # What follows the last step before a gap was not seen.
         row = follows // B
-        gap = (flat["gap"][row // T] != 0) & (row % T == 0)
+        gap = (flat["head"][row // T * HEAD + GAP] != 0) & (row % T == 0)
         return np.where(gap & (discount > 0), self._largest, error)
 
     def _set(self, leaves: Array, priority: Array) -> None:

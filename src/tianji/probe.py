@@ -219,13 +219,13 @@ def acting(config: Config, envs: int) -> Measurement:
     """An actor with so many envs and nobody to wait for: seconds of a step of all of them, what of
     it is inference, what a rollout takes beside its steps, and the share of steps that are not
     resets. Takes `seconds` to measure for."""
-    scale = dataclasses.replace(config.scale, engine="local", actors=1, envs_per_actor=envs)
+    of_config = config.scaled(engine="local", actors=1, envs_per_actor=envs)
+    scale = of_config.scale
 
     def make(num_envs: int) -> Env:
         return config.env.make(num_envs, False, scale.env_threads, scale.halves)
 
     env = make(envs)
-    of_config = dataclasses.replace(config, scale=scale)
     spec = _spec(of_config, env)
     joined = Topology(of_config, spec, make)
     lane = Channel("rollouts-0", rollout_layout(joined.row, spec.T, envs), 2)
@@ -319,8 +319,7 @@ def learning(config: Config, most_envs: int) -> Measurement:
     there is a server, also what of that is to ask it and to answer. At most so many real envs are
     made. Takes `cores` and `seconds` to measure with and for."""
     if config.scale.envs_per_actor > most_envs:
-        scale = dataclasses.replace(config.scale, halves=False, env_threads=1)
-        config = dataclasses.replace(config, scale=scale)
+        config = config.scaled(halves=False, env_threads=1)
 
     def make(num_envs: int) -> Env:
         few = config.env.make(min(num_envs, most_envs), False, scale.env_threads, scale.halves)

@@ -8,7 +8,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -415,23 +415,26 @@ class _Profiler:
             if cores + 1 > len(self._mine):
                 continue
             seconds = self._long_enough(inside[cores], collecting)
-            scale = dataclasses.replace(self._sooner.scale, pin=True, cores=cores)
-            run = dataclasses.replace(self._sooner, scale=scale)
+            run = self._sooner.scaled(pin=True, cores=cores)
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
             jobs.append(self._job(what, ratios.apart, cores, again, run, seconds))
         return jobs
 
     def _fed(self, ratios: _Ratios, again: _Again, update: float, collecting: float) -> list[_Job]:
         """How much longer an update takes that is fed by several actors."""
-        actors, envs = fed_by(self._task, len(self._mine) // 2, self._at_once(MAKING))
-        scale = dataclasses.replace(
-            self._sooner.scale, pin=True, actors=actors, envs_per_actor=envs
-        )
-        run = dataclasses.replace(self._sooner, scale=scale)
-        if not actors or update > LONG or not begins(run, self._env):
+        if update > LONG:
             return []
-        ratios.beside = 1 + actors
-        making = self._making * envs + START_GPU - START
+        runs = (
+            self._sooner.scaled(pin=True, actors=actors, envs_per_actor=envs)
+            for actors, envs in fed_by(self._task, len(self._mine) // 2, self._at_once(MAKING))
+        )
+        run = next((run for run in runs if begins(run, self._env)), None)
+        if run is None:
+            self._skipped.append("a learner that actors feed")
+            return []
+        actors = run.scale.actors
+        ratios.busy_apart = 1 + actors
+        making = self._making * run.scale.envs_per_actor + START_GPU - START
         seconds = self._long_enough(update, collecting / actors)
         what = f"a learner that {actors} actor{'s feed' if actors > 1 else ' feeds'}"
         return [self._job(what, ratios.apart, 1, again, run, seconds, making)]
@@ -452,15 +455,14 @@ class _Profiler:
         a process that also acts. Only as many as leave a core to each of as many actors."""
         jobs = []
         for learners in TEAMS if self._on_cpu else ():
-            scale = dataclasses.replace(
-                self._sooner.scale, learners=learners, actors=learners, pin=True,
-                envs_per_actor=max(1, self._one.scale.envs_per_actor // learners),
-            )  # fmt: skip
-            several = dataclasses.replace(self._sooner, scale=scale)
+            envs = max(1, self._one.scale.envs_per_actor // learners)
+            several = self._sooner.scaled(
+                learners=learners, actors=learners, pin=True, envs_per_actor=envs
+            )
             if 2 * learners > len(self._mine) or not begins(several, self._env):
                 continue  # and a plan will not say so, either
             seconds = self._long_enough(update, collecting)
-            making = self._making * scale.envs_per_actor
+            making = self._making * envs
             what = f"{learners} learners"
             jobs.append(self._job(what, ratios.team, learners, again, several, seconds, making))
         return jobs
@@ -482,7 +484,7 @@ class _Profiler:
             if told["update"] is None:
                 return False
             found.setdefault(key, []).append(told["update"] / base)
-            if run.scale.actors == 1:
+            if run.scale.actors == 1 and run.scale.envs_per_actor == self._task.envs:
                 self._asked_steps.append(told["step"])
             return True
 
@@ -541,8 +543,7 @@ class _Profiler:
         config = self._sooner
         if self._task.on_policy:
             envs = round(config.scale.envs_per_actor * factor)
-            scale = dataclasses.replace(config.scale, envs_per_actor=envs)
-            return dataclasses.replace(config, scale=scale) if envs else None
+            return config.scaled(envs_per_actor=envs) if envs else None
         size = round(getattr(config.algorithm, "batch_size", 0) * factor)
         if size < 1:
             return None
@@ -602,7 +603,7 @@ class _Ratios:
         self.apart: dict[int, list[float]] = {}
         """cores: an update in a process of its own, over one inside a process that also acts, on
         one core"""
-        self.beside = 2
+        self.busy_apart = 2
         """busy cores while that was measured"""
         self.threads: dict[int, list[float]] = {}
         """cores: an update inside such a process, over one with one core"""
@@ -624,7 +625,7 @@ class _Ratios:
             for i in range(3)
         )
         if apart:  # it had busy cores beside it
-            known = between(slow_learn, self.beside)
+            known = between(slow_learn, self.busy_apart)
             slow_learn = {n: max(1.0, factor / known) for n, factor in slow_learn.items()}
         # several learners had busy cores beside them, which predictions know of
         team = {
@@ -713,16 +714,15 @@ class _Again:
         return float(self._actor.ask(seconds=seconds)["step"])
 
 
-def fed_by(task: Task, cores: int, most_envs: int) -> tuple[int, int]:
-    """Actors, as many as these cores hold, and envs of each, at most so many, that feed a learner
-    what the config asks for; no actors, if that cannot be."""
+def fed_by(task: Task, cores: int, most_envs: int) -> Iterator[tuple[int, int]]:
+    """Actors, at first as many as these cores hold, and envs of each, at most so many, that feed a
+    learner what the config asks for."""
     for actors in range(cores, 0, -1):
         envs = max(1, task.envs // actors)
         if not task.on_policy:
-            return actors, min(envs, most_envs)
-        if task.envs % actors == 0 and envs <= most_envs:
-            return actors, envs
-    return 0, 0
+            yield actors, min(envs, most_envs)
+        elif task.envs % actors == 0 and envs <= most_envs:
+            yield actors, envs
 
 
 def smooth(points: dict[int, float]) -> dict[int, float]:

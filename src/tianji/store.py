@@ -15,7 +15,7 @@ from tianji.algorithm import Lanes, Spec
 from tianji.errors import Failure, Refusal
 from tianji.frames import Spans
 from tianji.role import State
-from tianji.types import EPISODE, GAP, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
+from tianji.types import EPISODE, GAP, HEAD, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
 
 MOST_DRAWS = 10_000
 """times that replay draws again where it hit steps that only reset an env"""
@@ -154,7 +154,7 @@ class Window:
                     else:
                         array[:, mine] = memory[name][slot[mine], :, env[mine]].swapaxes(0, 1)
                 versions[mine] = memory["head"][slot[mine], VERSION]
-            head = np.zeros(8, np.int64)
+            head = np.zeros(HEAD, np.int64)
             head[SOURCE], head[GAP] = -1, 1
             part = Rollout.over(leaves | {"head": head, "episodes": np.empty(0, EPISODE)})
             part.versions = versions
@@ -231,7 +231,7 @@ class Replay:
         want = np.arange(len(steps))
         for _ in range(MOST_DRAWS):
             if not len(want):
-                if len(rows) > 1:  # so that the learner gathers from each lane at once
+                if len(rows) > 1:  # the learner gathers from one lane after the other
                     order = np.argsort(lanes, kind="stable")
                     lanes[:], steps[:] = lanes[order], steps[order]
                 return self._use(lanes, steps)
@@ -252,6 +252,7 @@ class Replay:
         return retired
 
     def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        """Of a selection whose lanes ascend."""
         if self._part is None:
             self._part = self._room(len(selection["step"]))
         bounds = np.searchsorted(selection["lane"], np.arange(len(self._flat) + 1)).tolist()
@@ -320,7 +321,7 @@ class Replay:
             valid=np.ones((1, N), np.bool_),
             extras={"discount": np.empty((1, N), np.float32)},
             once={},
-            head=np.zeros(8, np.int64),
+            head=np.zeros(HEAD, np.int64),
             episode_table=np.empty(0, EPISODE),
             versions=np.zeros(N, np.int64),
         )
@@ -339,12 +340,12 @@ class Replay:
                     self._stacks(spans, at, out)
             else:
                 for at, out in zip(ends, array, strict=True):
-                    self._fetch(spans, f"observation.{name}", at, out)
-        self._fetch(spans, "action", step, part.action[0])
+                    self._copy(spans, f"observation.{name}", at, out)
+        part.action[0] = self._fetch(spans, "action", step)
         part.reward[0] = reward
         part.extras["discount"][0] = discount
         part.terminated[0] = discount == 0.0
-        self._fetch(spans, "version", step // rows, part.versions)
+        part.versions[:] = self._fetch(spans, "head", step // rows * HEAD + VERSION)
 
     def _window(self, spans: Spans, step: Array) -> tuple[Array, Array, Array]:
         """Of the n-step windows that begin at `step`: the discounted sum of rewards, the factor of
@@ -359,24 +360,29 @@ class Replay:
         steps = window * B + env
         valid = self._fetch(spans, "valid", steps)
         # A rollout that does not continue the one before it ends every window at its edge.
-        gap = self._fetch(spans, "gap", window // T).astype(np.bool_)
+        gap = self._fetch(spans, "head", window // T * HEAD + GAP).astype(np.bool_)
         valid[1:] &= ~(gap & (window % T == 0))[1:]
         reward, terminated = (self._fetch(spans, name, steps) for name in ("reward", "terminated"))
         reward, discount, last = returns.n_step(reward, terminated, valid, self._gamma, self._n)
         return reward, discount, steps[last, np.arange(len(step))]
 
-    def _fetch(self, spans: Spans, name: str, at: Array, out: Array | None = None) -> Array:
-        """What lies at places [..., N] of a leaf, each in its own lane."""
+    def _fetch(self, spans: Spans, name: str, at: Array) -> Array:
+        """What lies at places [N] or [n, N] of a leaf, each in its own lane."""
+        if len(spans) == 1:
+            found: Array = self._flat[spans[0][0]][name].take(at, axis=0)
+            return found
         some = self._flat[0][name]
-        if out is None:
-            out = np.empty((*at.shape, *some.shape[1:]), some.dtype)
+        out = np.empty((*at.shape, *some.shape[1:]), some.dtype)
         for lane, where in spans:
-            if at.ndim == 1:
-                # "clip": what is out of bounds is not looked for, and `out` is written at once.
-                self._flat[lane][name].take(at[where], axis=0, out=out[where], mode="clip")
-            else:
-                out[:, where] = self._flat[lane][name].take(at[:, where], axis=0)
+            mine = where if at.ndim == 1 else (slice(None), where)
+            out[mine] = self._flat[lane][name].take(at[mine], axis=0)
         return out
+
+    def _copy(self, spans: Spans, name: str, at: Array, out: Array) -> None:
+        """Write what lies at places [N] of a leaf into `out`; they were fetched from before."""
+        for lane, where in spans:
+            # "clip": what is out of bounds is not looked for, and `out` is written at once.
+            self._flat[lane][name].take(at[where], axis=0, out=out[where], mode="clip")
 
     def _stacks(self, spans: Spans, at: Array, out: Array) -> None:
         """Write the stacks of pictures at these places of lanes' observations."""
@@ -442,12 +448,11 @@ def _whole(part: Rollout) -> Rollout:
 
 
 def _flat(memory: object) -> Leaves:
-    """Leaves [slots, T, B, ...] as [slots * T * B, ...], without a copy; and of each slot "version"
-    and "gap"."""
+    """Leaves [slots, T, B, ...] as [slots * T * B, ...], without a copy, and "head" as one row."""
     assert isinstance(memory, dict)
     flat: Leaves = {
         name: array.reshape(-1, *array.shape[3:])
         for name, array in memory.items()
         if name not in ("head", "episodes") and not name.startswith("once.")
     }
-    return flat | {"version": memory["head"][:, VERSION], "gap": memory["head"][:, GAP]}
+    return flat | {"head": memory["head"].reshape(-1)}

@@ -18,7 +18,8 @@ EPISODE = np.dtype([("return", np.float32), ("length", np.int32), ("win", np.int
 """One episode that ended: its undiscounted return, its length in steps, and whether it was won: 1,
 0, or -1 where the env does not say."""
 
-VERSION, SOURCE, SEQ, UPDATE, EPISODES, STEPS, PRODUCED, GAP = range(8)
+HEAD = 8
+VERSION, SOURCE, SEQ, UPDATE, EPISODES, STEPS, PRODUCED, GAP = range(HEAD)
 """Places in a rollout's head, 8 integers: the policy version that acted, the actor, its count of
 rollouts, the update it is meant for, how many episodes ended, how many steps are valid, how many
 valid steps the actor has made in all, and 1 where the first step does not continue the rollout
@@ -122,7 +123,7 @@ def rollout_layout(row: Row, T: int, B: int) -> Layout:
     layout["valid"] = leaf((T, B), np.bool_)
     layout |= {f"extras.{k}": leaf((T, B, *v.shape), v.dtype) for k, v in row.extras.items()}
     layout |= {f"once.{k}": leaf((B, *v.shape), v.dtype) for k, v in row.once.items()}
-    layout["head"] = leaf((8,), np.int64)
+    layout["head"] = leaf((HEAD,), np.int64)
     layout["episodes"] = leaf((T * B,), EPISODE)
     return layout
 

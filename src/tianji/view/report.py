@@ -180,7 +180,7 @@ def _planned(plan: Planned) -> str:
 def _chosen(choice: Mapping[str, Any]) -> str:
     """In words; a plan that another version wrote may not have all that they take."""
     try:
-        return str(Choice(**choice))
+        return f"{(found := Choice(**choice))}, rollouts of {found.rollout_length} steps"
     except TypeError:
         return ", ".join(f"{key} {value}" for key, value in choice.items()) or "not known"
 
@@ -196,7 +196,8 @@ def _foretold(plan: Planned | None) -> str | None:
     """New steps per second, as predicted, and how far that is from what came."""
     for rate in plan.rates if plan is not None else ():
         if rate.name == "new":
-            return f"{human(rate.predicted)} (error {_error(rate.error)})"
+            error = "" if rate.error is None else f" (error {_error(rate.error)})"
+            return f"{human(rate.predicted)}{error}"
     return None
 
 
