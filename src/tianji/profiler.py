@@ -32,6 +32,7 @@ from tianji.probe import (
     running,
 )
 from tianji.profile import Profile, facts, subject
+from tianji.relax import PRESETS, Relaxation, Sizes
 from tianji.transports.memory import Memory
 
 WHOLE = 45.0
@@ -42,8 +43,6 @@ START, START_GPU = 3.0, 8.0
 """seconds that a run takes beside its training, about; with a GPU"""
 TURNS = 3
 """times that each comparison is made, at most"""
-WORKERS = ("a3c", "gala")
-"""presets in which each group acts and learns in one process"""
 TEAMS = (2, 4)
 """learners that are measured together"""
 SHORT = 0.05
@@ -82,15 +81,20 @@ def template(config: Config) -> Config:
         return alone
     # One worker is a serial run: its actor, its buffer and its learner take turns.
     turns = dataclasses.replace(relax, hosts=None)
-    if scale.relax in WORKERS and turns.correct is None and config.algorithm.on_policy:
-        turns = dataclasses.replace(turns, correct="vtrace")
+    correct: Any = _preset(config).correct
+    if turns.correct is None and correct != "none":
+        turns = dataclasses.replace(turns, correct=correct)
     return dataclasses.replace(alone, scale=dataclasses.replace(one, relax="sync"), relax=turns)
 
 
 def works(config: Config) -> bool:
     """Does each group act and learn in one process?"""
-    hosts = config.relax.hosts
-    return config.scale.relax in WORKERS if hosts is None else hosts == "worker"
+    return (config.relax.hosts or _preset(config).hosts) == "worker"
+
+
+def _preset(config: Config) -> Relaxation:
+    """The relaxation that a config names, before fields that it sets."""
+    return PRESETS[config.scale.relax](Sizes(config.algorithm.on_policy, alone=False))
 
 
 def see(config: Config) -> Seen:
