@@ -257,7 +257,8 @@ class Told:
         pass
 
     def end(self):
-        return {self.key: self.values.pop(0)}
+        value = self.values.pop(0)
+        return {self.key: value, "slices": [value] * probe.SLICES}
 
     def ready(self):
         pass
@@ -272,7 +273,7 @@ def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
     learner = Told("learn", 0.1, 0.15, 0.2, 0.3)
     actor = Told("step", 0.1, 0.1, 0.2, 0.2)
     again = profiler._Again(learner, actor, [0], 0.1)
-    assert np.allclose(again.slowed([]), [(1.5, 1.0, 1.0), (1.5, 1.0, 1.0)])
+    assert np.allclose(again.slowed([], 0.0), [(1.5, 1.0, 1.0), (1.5, 1.0, 1.0)])
     assert again.learn == pytest.approx(0.15)
     assert again.act == pytest.approx(0.15)
 
@@ -282,16 +283,24 @@ def test_the_slowest_of_several_actors_is_told_over_their_mean():
     learner, actor = Told("learn", 0.1, 0.1, 0.1, 0.1), Told("step", 0.1, 0.1, 0.1, 0.1)
     others = [Told("step", 0.2, 0.1), Told("step", 0.1, 0.1)]
     again = profiler._Again(learner, actor, [0], 0.1)
-    first, second = again.slowed(others)
+    first, second = again.slowed(others, 0.0)
     assert first == pytest.approx((1.0, 1.2, 0.2 / 0.12))
     assert second == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_who_is_the_slowest_may_change():
+    slices = np.array([[1.0, 2.0, 1.0, 2.0], [2.0, 1.0, 2.0, 1.0]])
+    assert profiler.behind(slices, 1) == pytest.approx(2.0 / 1.5)
+    assert profiler.behind(slices, 2) == profiler.behind(slices, 99) == pytest.approx(1.0)
+    assert profiler.behind(slices[:1], 1) == pytest.approx(1.0), "one waits for nobody"
+    assert profiler.behind(np.array([[1.0] * 5, [2.0] * 5]), 3) == pytest.approx(1.5)
 
 
 def test_all_act_until_the_learner_has_ended():
     learner, actor = Told("learn", *[0.1] * 4), Told("step", *[0.1, 0.1, 0.3, 0.2] * 2)
     learner.busy = [True, True, False] * 2
     other = Told("step", *[0.2] * 6)
-    found = profiler._Again(learner, actor, [0], 0.1).slowed([other])
+    found = profiler._Again(learner, actor, [0], 0.1).slowed([other], 10.0)
     assert not actor.values, "alone, and thrice beside the learner; twice"
     assert not other.values
     mean = 2 / (1 / 0.2 + 1 / 0.2)

@@ -216,9 +216,9 @@ class Sink:
 
 
 def acting(config: Config, envs: int) -> Measurement:
-    """An actor with so many envs and nobody to wait for: seconds of a step of all of them, what of
-    it is inference, what a rollout takes beside its steps, and the share of steps that are not
-    resets. Takes `seconds` to measure for."""
+    """An actor with so many envs and nobody to wait for: seconds of a step of all of them, also
+    slice by slice, what of it is inference, what a rollout takes beside its steps, and the share of
+    steps that are not resets. Takes `seconds` to measure for."""
     of_config = config.scaled(engine="local", actors=1, envs_per_actor=envs)
     scale = of_config.scale
 
@@ -265,6 +265,7 @@ def acting(config: Config, envs: int) -> Measurement:
                 loads.append(part.seconds("actor/load", "actor/push") / (sink.rollouts - rollouts))
         return {
             "step": statistics.median(steps),
+            "slices": steps,
             "infer": statistics.median(inferences),
             "load": statistics.median(loads) if loads else 0.0,
             "valid": sink.valid / sink.rows if sink.rows else 1.0,

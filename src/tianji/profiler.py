@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from tianji.build import Topology, check_halves, make_spec
@@ -22,6 +23,7 @@ from tianji.machine import core_order
 from tianji.machine import cores as cores_here
 from tianji.plan import MOST_ENVS, Rates, Task, between
 from tianji.probe import (
+    SLICES,
     Measured,
     Measurement,
     Probe,
@@ -34,6 +36,7 @@ from tianji.probe import (
 from tianji.profile import Profile, facts, subject
 from tianji.relax import PRESETS, Relaxation, Sizes
 from tianji.transports.memory import Memory
+from tianji.types import Array
 
 WHOLE = 45.0
 """seconds that a profile may take"""
@@ -373,7 +376,7 @@ class _Profiler:
     ) -> list[_Job]:
         """What is measured as a ratio, those first on which most depends."""
         collecting = self._task.rows * step / envs
-        busy = self._beside(ratios, again, inside[1], envs)
+        busy = self._beside(ratios, again, inside[1], envs, collecting)
         if self._task.workers:  # nobody learns in a process of its own
             return [*busy[:1], *self._threads(ratios, again, inside), *busy[1:]]
         apart = self._apart(ratios, again, inside, collecting)
@@ -494,7 +497,9 @@ class _Profiler:
 
         return _Job(what, seconds + START + making, do)
 
-    def _beside(self, ratios: _Ratios, again: _Again, update: float, envs: int) -> list[_Job]:
+    def _beside(
+        self, ratios: _Ratios, again: _Again, update: float, envs: int, collecting: float
+    ) -> list[_Job]:
         """How much longer acting and learning take when so many cores are busy: a learner on the
         first and an actor on each other one, of which the last also acts alone."""
         mine, others = self._mine, list[Probe]()
@@ -506,7 +511,10 @@ class _Profiler:
                 self._probes.enter_context(Probe(lambda: acting(self._one, envs), [core]))
                 for core in mine[1 + len(others) : busy - 1]
             )
-            ratios.busy.setdefault(busy, []).extend(again.slowed(others[: busy - 2]))
+            # Actors that share an update's steps wait for the slowest after that long.
+            ahead = self._task.lead if self._task.abreast else 0.0
+            alike = (1.0 + ahead) * collecting / (busy - 1)
+            ratios.busy.setdefault(busy, []).extend(again.slowed(others[: busy - 2], alike))
             return True
 
         some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
@@ -586,7 +594,7 @@ class _Slowed(NamedTuple):
     act: float
     """in the mean of all actors"""
     slowest: float
-    """of the actors, over that mean"""
+    """of the actors, whichever it is at a time, over that mean"""
 
 
 class _Curves(NamedTuple):
@@ -684,9 +692,9 @@ class _Again:
         self._learnt.append(self._ask_learner())
         return took / self._learnt[-1]
 
-    def slowed(self, others: Sequence[Probe]) -> list[_Slowed]:
+    def slowed(self, others: Sequence[Probe], alike: float) -> list[_Slowed]:
         """How much longer learning and acting take together and beside others that act than each
-        alone: twice where that is quick."""
+        alone: twice where that is quick. Whoever is the slowest is so for `alike` seconds."""
         for other in others:
             other.ready()
         found = []
@@ -699,16 +707,17 @@ class _Again:
             while not self._learner.has_ended:  # it is to have them beside it until then
                 looks.append(self._all_at_once(others))
             learning = float(self._learner.end()["learn"])
-            steps = [statistics.median(of_one) for of_one in zip(*looks, strict=True)]
-            mean = statistics.harmonic_mean(steps)  # of the rates
-            found.append(_Slowed(learning / learnt, mean / acted, max(steps) / mean))
+            slices = np.concatenate(looks, axis=1)
+            mean = statistics.harmonic_mean(np.median(slices, axis=1).tolist())  # of the rates
+            window = round(alike / self.SECONDS * SLICES)
+            found.append(_Slowed(learning / learnt, mean / acted, behind(slices, window)))
         return found
 
-    def _all_at_once(self, others: Sequence[Probe]) -> list[float]:
-        """Seconds of a step of each actor, all of which act."""
-        for other in others:
+    def _all_at_once(self, others: Sequence[Probe]) -> Array:
+        """Seconds of a step of each actor, all of which act, slice by slice."""
+        for other in (self._actor, *others):
             other.begin(seconds=self.SECONDS)
-        return [self._ask_actor(), *(float(other.end()["step"]) for other in others)]
+        return np.array([other.end()["slices"] for other in (self._actor, *others)])
 
     def _ask_learner(self, cores: Sequence[int] = ()) -> float:
         where = list(cores) or self._cores
@@ -727,6 +736,17 @@ def fed_by(task: Task, cores: int, most_envs: int) -> Iterator[tuple[int, int]]:
             yield actors, min(envs, most_envs)
         elif task.envs % actors == 0 and envs <= most_envs:
             yield actors, envs
+
+
+def behind(slices: Array, window: int) -> float:
+    """How much longer a step takes where all actors wait for the slowest than in their mean, of
+    seconds [actors, slices] of each one's step; which of them is the slowest may change after so
+    many slices."""
+    window = min(max(1, window), slices.shape[1])
+    whole = slices[:, : slices.shape[1] // window * window]
+    steps = whole.reshape(len(slices), -1, window).mean(axis=2)
+    mean = statistics.harmonic_mean(steps.mean(axis=1).tolist())  # of the rates
+    return float(steps.max(axis=0).mean() / mean)
 
 
 def smooth(points: dict[int, float]) -> dict[int, float]:
