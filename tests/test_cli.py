@@ -376,8 +376,8 @@ def started(tmp_path, *argv):
     ("number", "code", "status"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 75, "stopped"),
-        (signal.SIGUSR1, 75, "stopped"),
+        pytest.param(signal.SIGTERM, 75, "stopped", marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 75, "stopped", marks=pytest.mark.slow),
     ],
 )
 def test_signals_save_and_say_so_and_the_run_goes_on_exactly(

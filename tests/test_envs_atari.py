@@ -39,7 +39,10 @@ def play(env, steps, seed=0, first=7):
     return observation, made
 
 
-@pytest.mark.parametrize("options", [{}, {"episodic_life": True}, {"halves": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, *(pytest.param({k: True}, marks=pytest.mark.slow) for k in ("episodic_life", "halves"))],
+)
 def test_atari_keeps_the_promises_of_an_env(options):
     check_env(lambda num_envs: atari(num_envs, size=20, time_limit=15, **options), steps=40)
 

@@ -237,6 +237,7 @@ def metrics(result):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_actors_that_are_too_many_rest_and_are_not_taken_for_hanging(quick, tmp_path):
     """One update takes 0.1 s and four rollouts, a rollout 0.03 s: two actors are enough."""
     view = Looking()

@@ -33,7 +33,9 @@ def test_a_quick_config_reaches_its_target(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "envs"), [("ppo_cartpole", 32), ("dqn_cartpole", 24)], ids=["ppo", "dqn"]
+    ("name", "envs"),
+    [("ppo_cartpole", 32), pytest.param("dqn_cartpole", 24, marks=pytest.mark.slow)],
+    ids=["ppo", "dqn"],
 )
 def test_two_actors_in_processes_reach_the_target_asynchronously(name, envs, tmp_path):
     spread = ["scale.engine=local", "scale.actors=2", f"scale.envs_per_actor={envs}", "seed=1"]

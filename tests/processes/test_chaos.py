@@ -22,11 +22,8 @@ from tianji.checkpoint import Checkpoints
 QUICK = [
     Case("SIGKILL", "buffer", "warm-up"),
     Case("SIGKILL", "evaluator", "start-up"),
-    Case("SIGKILL", "launcher", "checkpointing"),
     Case("SIGSTOP", "actor", "shutdown"),
     Case("SIGSTOP", "learner", "checkpointing"),
-    Case("SIGTERM", "buffer", "training"),
-    Case("SIGTERM", "launcher", "warm-up"),
     Case("SIGTERM", "launcher", "shutdown"),
     Case("raises", "actor", "training"),
 ]

@@ -501,7 +501,11 @@ def test_the_death_of_a_worker_costs_a_recovery(relax, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "words"), [("segv", "killed by SIGSEGV"), ("hang", "it hangs: no step ended for")]
+    ("what", "words"),
+    [
+        ("segv", "killed by SIGSEGV"),
+        pytest.param("hang", "it hangs: no step ended for", marks=pytest.mark.slow),
+    ],
 )
 def test_an_env_that_crashes_or_hangs_in_a_worker_costs_a_recovery(what, words, tmp_path):
     """It does so in every life of that worker, so that the run fails in the end, and says why."""

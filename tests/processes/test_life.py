@@ -246,7 +246,10 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, mark):
 
 @pytest.mark.parametrize(
     ("number", "code", "status"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "stopped")],
+    [
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.slow),
+        (signal.SIGTERM, 75, "stopped"),
+    ],
 )
 def test_a_signal_to_the_whole_group_saves_and_the_run_goes_on(number, code, status, tmp_path):
     """Ctrl-C in a terminal reaches every process, and so does what a batch system sends."""

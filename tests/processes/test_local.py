@@ -183,7 +183,7 @@ def check_accounts(result):
 @pytest.mark.parametrize(
     ("slow", "waiting"),
     [
-        (['env.kwargs={who="actor", sleep=0.01}'], "learner"),
+        pytest.param(['env.kwargs={who="actor", sleep=0.01}'], "learner", marks=pytest.mark.slow),
         (["algorithm.sleep=0.01"], "actor"),
     ],
     ids=["slow env", "slow learner"],

@@ -82,6 +82,7 @@ def test_shared_memory_keeps_its_promises():
     check_transport(Shm, processes=True, deadline=20.0)
 
 
+@pytest.mark.slow
 def test_a_checksum_finds_what_was_read_half_where_stores_can_pass_each_other(monkeypatch):
     monkeypatch.setattr(shm, "ORDERED", False)
     check_transport(Shm, items=10, processes=True, deadline=20.0)
@@ -306,7 +307,7 @@ FLAWS = {
 def flaws():
     """Those that need processes to be killed many times are slow to show."""
     for flaw in FLAWS:
-        slow = flaw in (ForgetsGrants, ForgetsPushes, KeepsOldGrants)
+        slow = flaw in (ForgetsGrants, ForgetsPushes, KeepsOldGrants, ReclaimsBackwards)
         yield pytest.param(flaw, marks=[pytest.mark.slow] if slow else [], id=flaw.__name__)
 
 

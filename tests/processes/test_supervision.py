@@ -712,6 +712,7 @@ def test_updates_go_on_without_an_actor_that_stands_still(config, relax, folder)
     check_progress(folder, result)
 
 
+@pytest.mark.slow
 def test_one_that_stood_still_over_a_checkpoint_rests_with_the_others_at_the_next(
     folder, monkeypatch
 ):
