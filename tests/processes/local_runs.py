@@ -86,7 +86,7 @@ def hosts_of(folder, seconds=60.0):
     while time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
             table = json.loads((folder / "hosts.json").read_text())
-            if (folder / "metrics.jsonl").exists():
+            if (folder / "metrics.jsonl").read_text().endswith("\n"):
                 return {host["role"]: host["pid"] for host in table["hosts"]}
         time.sleep(0.02)
     raise TimeoutError(f"no hosts within {seconds} s")
