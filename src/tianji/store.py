@@ -368,9 +368,6 @@ class Replay:
 
     def _fetch(self, spans: Spans, name: str, at: Array) -> Array:
         """What lies at places [N] or [n, N] of a leaf, each in its own lane."""
-        if len(spans) == 1:
-            found: Array = self._flat[spans[0][0]][name].take(at, axis=0)
-            return found
         some = self._flat[0][name]
         out = np.empty((*at.shape, *some.shape[1:]), some.dtype)
         for lane, where in spans:
