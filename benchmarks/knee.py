@@ -9,7 +9,8 @@ actors together stay the same, so that whatever their number, the same is learnt
   (those that they made, over the share of time in which they did not wait), the steps that were
   consumed, and what the plan's model says of both; then the seconds to a mean return.
 * Figure 6a and 6b: the same with two and four learners, and with twice the batch.
-* Figure 6c: groups of two actors and a learner each, as many as there are cores for.
+* Figure 6c: groups of two actors and a learner each, as many as there are cores for; beside it, as
+  many separate runs at once, which is what the machine has for that many.
 Results: benchmarks/results/knee.json, written after each part; --parts measures some of them again
 and keeps the others. docs/knee.svg shows them, and --draw alone draws it again.
 """
@@ -23,7 +24,8 @@ import argparse
 import json
 import sys
 import tempfile
-from functools import cache, partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from speed import spread, timed
 
 from tianji import profiler
 from tianji.config import load_config
-from tianji.plan import Choice, predict
+from tianji.plan import Choice, Prediction, predict
 from tianji.profile import Profile
 
 NAME = "ppo_acrobot"
@@ -71,16 +73,18 @@ def main() -> None:
             sys.exit("knee.json is of other settings: measure all parts, or move it away")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in parts:
-            if part == "target":
-                found["to_target"] = to_target(actors, arguments, folder)
-            elif part == "groups":
-                found["groups"] = groups(arguments, folder)
-            elif points := series(part, actors, arguments, folder):
+        if wanted := [part for part in parts if part in SERIES]:
+            for part, points in curves(wanted, actors, arguments, folder).items():
                 found["series"][part] = points
                 told(part, points)
             save("knee", found)
-    if picture.possible():
+        if "target" in parts:
+            found["to_target"] = to_target(actors, arguments, folder)
+            save("knee", found)
+        if "groups" in parts:
+            found["groups"] = groups(arguments, folder)
+            save("knee", found)
+    if picture.possible() and "one learner" in found["series"] and "to_target" in found:
         draw()
 
 
@@ -117,53 +121,64 @@ def asked(batches: int) -> list[str]:
     ]  # fmt: skip
 
 
-def choice_of(actors: int, learners: int, batches: int) -> Choice:
-    return Choice("local", actors, ENVS // actors, T * batches, learners=learners)
-
-
-def series(
-    name: str, actors: list[int], arguments: argparse.Namespace, folder: Path
-) -> list[dict[str, Any]]:
-    """One curve: a profile, and runs with every number of actors that leaves the learners alone and
-    gives them equal shares."""
-    learners, batches = SERIES[name]
+def curves(
+    parts: list[str], actors: list[int], arguments: argparse.Namespace, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """In each round, for each batch: a profile, and runs of all these curves, with every number of
+    actors that leaves the learners alone and gives them equal shares."""
     here = len(os.sched_getaffinity(0))
-    actors = [n for n in actors if n + learners <= here and n % learners == 0]
-    if not actors:
-        return []
-    measured = profiled(batches)
-    kept: dict[int, list[dict[str, Any]]] = {n: [] for n in actors}
+    choices = {
+        (part, n): Choice("local", n, ENVS // n, T * SERIES[part][1], learners=SERIES[part][0])
+        for part in parts
+        for n in actors
+        if n + SERIES[part][0] <= here and n % SERIES[part][0] == 0
+    }
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {key: [] for key in choices}
+    told: dict[tuple[str, int], list[Prediction]] = {key: [] for key in choices}
 
-    def task(n: int) -> float:
-        overrides = [*asked(batches), *spread(choice_of(n, learners, batches))]
-        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows_of(batches)))
-        return float(kept[n][-1]["new_sps"])
+    def task(key: tuple[str, int], measured: Profile) -> float:
+        batches = SERIES[key[0]][1]
+        overrides = [*asked(batches), *spread(choices[key])]
+        found = timed(NAME, overrides, arguments.seconds, folder, rows(measured))
+        runs[key].append(found)
+        return float(found["new_sps"])
 
-    samples = interleaved({str(n): partial(task, n) for n in actors}, arguments.rounds)
-    points = []
-    for n in actors:
-        p = predict(measured.task, measured.rates, choice_of(n, learners, batches), here)
-        busy = [1 - waiting(run["time"]["actor"]) for run in kept[n]]
-        new = float(np.median(samples[str(n)]))
-        points.append({
-            "actors": n, "consumed": new, "samples": samples[str(n)],
-            "produced_if_unhindered": new / float(np.median(busy)),
-            "actors_busy": float(np.median(busy)), "verdict": kept[n][-1]["verdict"],
-            "predicted": p.new, "predicted_production": p.capacity["actors"],
-            "predicted_consumption": p.capacity["learner"], "binding": p.binding,
-        })  # fmt: skip
-    return points
+    for at in range(arguments.rounds):
+        for batches in sorted({SERIES[part][1] for part, _ in choices}):
+            measured = profiled(batches)
+            mine = [key for key in choices if SERIES[key[0]][1] == batches]
+            for key in mine:
+                told[key].append(predict(measured.task, measured.rates, choices[key], here))
+            interleaved({str(key): partial(task, key, measured) for key in mine}, 1, at)
+    return {
+        part: [point(n, runs[p, n], told[p, n]) for p, n in choices if p == part] for part in parts
+    }
 
 
-@cache
+def point(actors: int, runs: list[dict[str, Any]], predictions: list[Prediction]) -> dict[str, Any]:
+    """Medians of the runs and of the predictions with so many actors."""
+    new = [float(run["new_sps"]) for run in runs]
+    busy = float(np.median([1 - waiting(run["time"]["actor"]) for run in runs]))
+    predicted, production, consumption = np.median(
+        [(p.new, p.capacity["actors"], p.capacity["learner"]) for p in predictions], axis=0
+    ).tolist()
+    return {
+        "actors": actors, "consumed": float(np.median(new)), "samples": new,
+        "produced_if_unhindered": float(np.median(new)) / busy, "actors_busy": busy,
+        "verdict": runs[-1]["verdict"], "predicted": predicted,
+        "predictions": [p.new for p in predictions], "predicted_production": production,
+        "predicted_consumption": consumption,
+        "binding": "actors" if production < consumption else "learner",
+    }  # fmt: skip
+
+
 def profiled(batches: int) -> Profile:
     overrides = [*asked(batches), f"scale.envs_per_actor={ENVS}"]
     return profiler.measure(load_config(ROOT / "configs" / f"{NAME}.toml", overrides))
 
 
-def rows_of(batches: int) -> float:
+def rows(measured: Profile) -> float:
     """Steps of a batch that are not resets."""
-    measured = profiled(batches)
     return measured.task.rows * measured.rates.valid
 
 
@@ -192,8 +207,9 @@ def to_target(
         for n in actors:
             argv = [
                 sys.executable, "-m", "tianji", "train", f"configs/{NAME}.toml", *asked(1),
-                *spread(choice_of(n, 1, 1)), f"seed={seed}", f"stop.return={arguments.target}",
-                "stop.seconds=90", "--json", "--plain", "--runs", str(folder),
+                *spread(Choice("local", n, ENVS // n, T)), f"seed={seed}",
+                f"stop.return={arguments.target}", "stop.seconds=90", "--json", "--plain",
+                "--runs", str(folder),
             ]  # fmt: skip
             result = run_json(argv, {"OMP_NUM_THREADS": "1"}, timeout=150)
             rate = result["steps_per_s"]["received"]
@@ -211,34 +227,45 @@ def to_target(
 
 
 def groups(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """New steps and updates per second with several groups."""
-    here = len(os.sched_getaffinity(0))
-    counts = [n for n in map(int, arguments.groups.split(",")) if 3 * n <= here]
+    """New and consumed steps per second with several groups; and, since cores that work at once
+    slow each other down, of as many runs of one group each, side by side."""
+    here = sorted(os.sched_getaffinity(0))
+    counts = [n for n in map(int, arguments.groups.split(",")) if 3 * n <= len(here)]
     if not counts:
         return []
-    kept: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
+    new, consumed = rows(profiled(1)), dict[str, list[float]]()
 
-    def task(n: int) -> float:
-        choice = Choice("local", 2, ENVS // 2, T, groups=n)
-        overrides = [*asked(1), *spread(choice)]
-        kept[n].append(timed(NAME, overrides, arguments.seconds, folder, rows_of(1)))
-        return float(kept[n][-1]["new_sps"])
+    def one(groups: int, cores: list[int]) -> dict[str, Any]:
+        os.sched_setaffinity(0, cores)  # of this thread, and of those that it starts
+        choice = Choice("local", 2, ENVS // 2, T, groups=groups)
+        return timed(NAME, [*asked(1), *spread(choice)], arguments.seconds, folder, new)
 
-    samples = interleaved({str(n): partial(task, n) for n in counts}, arguments.rounds)
-    found: list[dict[str, Any]] = []
-    rows = []
-    for n in counts:
-        received = float(np.median(samples[str(n)]))
-        consumed = float(np.median([run["steps_per_s"]["consumed"] for run in kept[n]]))
-        point: dict[str, Any] = {"groups": n, "received": received, "consumed": consumed,
-                 "samples": samples[str(n)]}  # fmt: skip
-        found.append(point)
-        first = found[0]
-        rows.append((n, f"{received:,.0f}", f"{received / first['received'] / n:.2f}",
-                     f"{consumed:,.0f}", f"{consumed / first['consumed'] / n:.2f}"))  # fmt: skip
-    header = ("groups", "received", "of linear", "consumed", "of linear")
-    print(f"\ngroups of two actors and a learner, steps per second\n{table(header, rows)}",
-          flush=True)  # fmt: skip
+    def task(name: str, runs: int, groups: int) -> float:
+        shares = [here[i::runs] for i in range(runs)]
+        with ThreadPoolExecutor(runs) as pool:
+            found = list(pool.map(one, [groups] * runs, shares))
+        consumed.setdefault(name, []).append(sum(run["steps_per_s"]["consumed"] for run in found))
+        return sum(float(run["new_sps"]) for run in found)
+
+    tasks = {f"{n} together": partial(task, f"{n} together", 1, n) for n in counts}
+    tasks |= {f"{n} apart": partial(task, f"{n} apart", n, 1) for n in counts if n > 1}
+    samples = interleaved(tasks, arguments.rounds)
+    found = [
+        {"groups": int(name.split()[0]), "together": name.endswith("together"),
+         "received": float(np.median(samples[name])),
+         "consumed": float(np.median(consumed[name])),
+         "samples": samples[name], "consumed_samples": consumed[name]}
+        for name in tasks
+    ]  # fmt: skip
+    first = next(point for point in found if point["groups"] == 1)
+    told = [
+        (point["groups"], "groups of one run" if point["together"] else "runs side by side",
+         *(cell for key in ("received", "consumed")
+           for cell in (f"{point[key]:,.0f}", f"{point[key] / first[key] / point['groups']:.2f}")))
+        for point in found
+    ]  # fmt: skip
+    header = ("", "", "received", "of linear", "consumed", "of linear")
+    print(f"\ntwo actors and a learner each, steps per second\n{table(header, told)}", flush=True)
     return found
 
 

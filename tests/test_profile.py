@@ -356,7 +356,41 @@ def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
     assert one._skipped == ["nothing", "late"]
     done.clear()
     one._repeat(jobs)
-    assert done == ["quick", "slow", "quick"], "then there are 5 s left, of 45"
+    assert done == ["quick", "slow", "quick", "quick"], "then there are 2 s left, of 45"
+    now[0] = 20.0
+    done.clear()
+    one._repeat([quick._replace(matters=lambda: False), job("matters", 4)])
+    assert set(done) == {"matters"}
+    assert len(done) == profiler.TURNS - 1
+
+
+def test_what_makes_updates_slower_is_not_looked_at_again():
+    ratios = profiler._Ratios()
+    assert ratios.may_help(ratios.team, 2), "nothing is known yet"
+    ratios.apart = {1: [1.0, 1.1, 0.9], 4: [1.3, 1.4]}
+    ratios.team = {2: [1.1], 4: [0.6]}
+    assert ratios.may_help(ratios.apart, 1)
+    assert not ratios.may_help(ratios.apart, 4)
+    assert ratios.may_help(ratios.team, 2), "it may be the other way round at another time"
+    assert ratios.may_help(ratios.team, 4)
+
+
+def test_how_much_the_machine_varied_is_kept_and_told():
+    again = profiler._Again(Told("learn"), Told("step"), [0], 0.1)
+    assert again.varied == 0.0, "nothing was looked at twice"
+    again._learnt = [1.0] * 11
+    again._acted = [0.8, *[1.0] * 3, *[1.1] * 3, *[1.2] * 3, 1.6]
+    assert again.varied == pytest.approx(0.1 / 1.1), "the first and the last of eleven aside"
+    config = load_config(CARTPOLE)
+    steady = a_profile(config)
+    shaken = dataclasses.replace(steady, varied=0.18)
+    assert profiles.Profile.of(shaken.tree()).varied == 0.18
+    assert "varied by ± 18 %" in profiles.told(shaken)
+    words = "varied by ± 18 % while it was measured, so a run may miss the prediction by as much"
+    for profile, is_told in ((steady, False), (shaken, True)):
+        plan = planner.make(config, profile)
+        assert (words in planner.told(plan, profile, config, None)) is is_told
+        assert planner.tree(plan, profile)["varied"] == profile.varied
 
 
 def test_a_channel_between_two_processes_is_measured():

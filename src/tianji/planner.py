@@ -170,7 +170,8 @@ def _of_gpu(config: Config, best: Prediction, cores: int, groups: int) -> list[s
 
 def tree(found: Plan, profile: Profile) -> dict[str, Any]:
     """A plan as it is written: into a run folder, into a file, at the end of a command."""
-    about = {"facts": profile.facts, "whole": profile.whole, "config": profile.config}
+    about = {"facts": profile.facts, "whole": profile.whole, "config": profile.config,
+             "varied": profile.varied}  # fmt: skip
     if found.best.choice.hosts == "apart":  # a worker hands nothing on
         n, collecting = _collecting(found.best.choice, profile)
         about["knee"] = n._asdict() | {"collecting": collecting}
@@ -291,6 +292,12 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
     lines += [f"note        {note}" for note in found.notes]
     if not profile.whole:
         lines.append(f"note        {GLANCE}")
+    if profile.varied > profiles.UNSTEADY:
+        varied = f"{100 * profile.varied:.0f} %"
+        lines.append(
+            f"note        the machine's own speed varied by ± {varied} while it was measured, so a "
+            f"run may miss the prediction by as much"
+        )
     return "\n".join(lines)
 
 

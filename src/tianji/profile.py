@@ -20,7 +20,9 @@ from tianji.machine import cpu_model, gpu_model, version
 from tianji.plan import Rates, Task
 from tianji.view.status import human
 
-FORMAT = 3
+FORMAT = 4
+UNSTEADY = 0.1
+"""from such a variation on, a plan says what it means for its prediction"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Profile:
     """steps per second of one actor with the config's envs, by how actions are computed"""
     skipped: tuple[str, ...] = ()
     """what there was no time for"""
+    varied: float = 0.0
+    """by how much the machine's own speed did, up or down, while this was measured"""
 
     def tree(self) -> dict[str, Any]:
         lead = self.task.lead if math.isfinite(self.task.lead) else str(self.task.lead)
@@ -57,6 +61,7 @@ class Profile:
             "batches": {str(k): v for k, v in self.batches.items()},
             "inference": self.inference,
             "skipped": list(self.skipped),
+            "varied": self.varied,
         }
 
     @classmethod
@@ -66,7 +71,7 @@ class Profile:
         return cls(
             Rates.of(tree["rates"]), Task(**task), tree["facts"], tree["config"], tree["seconds"],
             tree["whole"], {int(k): v for k, v in tree["batches"].items()}, tree["inference"],
-            tuple(tree["skipped"]),
+            tuple(tree["skipped"]), tree["varied"],
         )  # fmt: skip
 
 
@@ -202,6 +207,8 @@ def told(profile: Profile) -> str:
         for busy in sorted(rates.slow_act)
         if busy > 1
     ]
+    if profile.whole:
+        lines += ["", f"meanwhile the machine's own speed varied by ± {100 * profile.varied:.0f} %"]
     if profile.skipped:
         lines += ["", f"there was no time for: {', '.join(profile.skipped)}"]
     return "\n".join(lines)

@@ -44,8 +44,11 @@ ACT, LEARN = 0.4, 2.0
 """seconds for which acting is looked at, with each number of envs, and learning on one core"""
 START, START_GPU = 3.0, 8.0
 """seconds that a run takes beside its training, about; with a GPU"""
-TURNS = 3
+TURNS = 5
 """times that each comparison is made, at most"""
+HOPELESS = 1.2
+"""times as long as with one learner on one core, and an update is not looked at again: no plan will
+choose what makes it so"""
 TEAMS = (2, 4)
 """learners that are measured together"""
 SHORT = 0.05
@@ -246,7 +249,7 @@ class _Profiler:
             **curves._asdict(),
         )  # fmt: skip
         rates = self._asking(rates, learnt, passing["push"] + passing["receive"])
-        return self._profile(rates, learnt, True, batches, inference)
+        return self._profile(rates, learnt, True, batches, inference, again.varied)
 
     def glance(self) -> Profile:
         mine = self._mine[:1]
@@ -275,11 +278,12 @@ class _Profiler:
         whole: bool,
         batches: dict[int, float] | None = None,
         inference: dict[str, float] | None = None,
+        varied: float = 0.0,
     ) -> Profile:
         task = dataclasses.replace(self._task, batch=round(learnt["consumed"]))
         seconds = time.monotonic() - self._begun
         return Profile(rates, task, facts(), subject(self._asked), seconds, whole, batches or {},
-                       inference or {}, tuple(self._skipped))  # fmt: skip
+                       inference or {}, tuple(self._skipped), varied)  # fmt: skip
 
     @property
     def _left(self) -> float:
@@ -398,10 +402,11 @@ class _Profiler:
         return done
 
     def _repeat(self, jobs: list[_Job]) -> None:
-        """Do them again while there is time: at one moment others may use the machine, too."""
+        """Do again what matters while there is time: at one moment others may use the machine,
+        too."""
         for _ in range(TURNS - 1):
             for job in jobs:
-                if self._left < 1.2 * job.seconds + 1:
+                if self._left < 1.2 * job.seconds + 1 or not job.matters():
                     continue
                 self._say(f"{job.what}, again")
                 job.do()
@@ -424,7 +429,8 @@ class _Profiler:
             seconds = self._long_enough(inside[cores], collecting)
             run = self._sooner.scaled(pin=True, cores=cores)
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
-            jobs.append(self._job(what, ratios.apart, cores, again, run, seconds))
+            matters = partial(ratios.may_help, ratios.apart, cores)
+            jobs.append(self._job(what, ratios.apart, cores, again, run, seconds, matters=matters))
         return jobs
 
     def _fed(self, ratios: _Ratios, again: _Again, update: float, collecting: float) -> list[_Job]:
@@ -471,7 +477,10 @@ class _Profiler:
             seconds = self._long_enough(update, collecting)
             making = self._making * envs
             what = f"{learners} learners"
-            jobs.append(self._job(what, ratios.team, learners, again, several, seconds, making))
+            matters = partial(ratios.may_help, ratios.team, learners)
+            jobs.append(
+                self._job(what, ratios.team, learners, again, several, seconds, making, matters)
+            )
         return jobs
 
     def _job(
@@ -483,6 +492,7 @@ class _Profiler:
         run: Config,
         seconds: float,
         making: float = 0.0,
+        matters: Callable[[], bool] = lambda: True,
     ) -> _Job:
         """A real run, and what an update takes there over what it takes inside, on one core."""
 
@@ -495,7 +505,7 @@ class _Profiler:
                 self._asked_steps.append(told["step"])
             return True
 
-        return _Job(what, seconds + START + making, do)
+        return _Job(what, seconds + START + making, do, matters)
 
     def _beside(
         self, ratios: _Ratios, again: _Again, update: float, envs: int, collecting: float
@@ -585,6 +595,8 @@ class _Job(NamedTuple):
     """that it takes, about"""
     do: Callable[[], bool]
     """False: nothing came of it"""
+    matters: Callable[[], bool] = lambda: True
+    """is it worth while to look at it again, by what is known so far?"""
 
 
 class _Slowed(NamedTuple):
@@ -623,6 +635,13 @@ class _Ratios:
         """learners: an update of all of them, over one inside a process that also acts"""
         self.busy: dict[int, list[_Slowed]] = {}
         """by busy cores"""
+
+    def may_help(self, found: dict[int, list[float]], count: int) -> bool:
+        """Could so many cores or learners make updates quicker than one does?"""
+        one, these = self.apart.get(1), found.get(count)
+        if count == 1 or not one or not these:
+            return True
+        return statistics.median(these) < HOPELESS * statistics.median(one)
 
     def curves(self, inside: dict[int, float], base: float) -> _Curves:
         """With seconds of an update inside a process that also acts, by cores; on one core it took
@@ -672,6 +691,12 @@ class _Again:
     def act(self) -> float:
         """Seconds of a step, likewise."""
         return statistics.median(self._acted)
+
+    @property
+    def varied(self) -> float:
+        """How much longer or shorter the same took from one time to another: of four looks in five,
+        half the range over the middle, of whoever varied more."""
+        return max((_varied(looks) for looks in (self._learnt, self._acted) if looks), default=0.0)
 
     def look(self) -> float:
         """Ask both, one after the other; seconds of an update."""
@@ -758,6 +783,11 @@ def smooth(points: dict[int, float]) -> dict[int, float]:
         expected = between({below: points[below], above: points[above]}, here)
         drawn[here] = math.sqrt(points[here] * expected)
     return drawn
+
+
+def _varied(looks: Sequence[float]) -> float:
+    low, middle, high = np.quantile(looks, (0.1, 0.5, 0.9))
+    return float((high - low) / middle / 2)
 
 
 def _with_envs(envs: int) -> str:
