@@ -355,13 +355,18 @@ def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
     assert [(j.what, j.seconds) for j in jobs] == [("quick", 3), ("slow", 15)]
     assert one._skipped == ["nothing", "late"]
     done.clear()
-    one._repeat(jobs)
+    varied = [1.0]
+    one._repeat(jobs, lambda: varied[0])
     assert done == ["quick", "slow", "quick", "quick"], "then there are 2 s left, of 45"
     now[0] = 20.0
     done.clear()
-    one._repeat([quick._replace(matters=lambda: False), job("matters", 4)])
-    assert set(done) == {"matters"}
-    assert len(done) == profiler.TURNS - 1
+    again = [quick._replace(matters=lambda: False), job("matters", 3)]
+    one._repeat(again, lambda: varied[0])
+    assert done == ["matters"] * (profiler.MORE - 1)
+    now[0], varied[0] = 20.0, 0.05
+    done.clear()
+    one._repeat(again, lambda: varied[0])
+    assert done == ["matters"] * (profiler.TURNS - 1), "a steady machine need not be asked as often"
 
 
 def test_what_makes_updates_slower_is_not_looked_at_again():

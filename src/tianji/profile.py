@@ -22,7 +22,7 @@ from tianji.view.status import human
 
 FORMAT = 4
 UNSTEADY = 0.1
-"""from such a variation on, a plan says what it means for its prediction"""
+"""such a variation of a machine's speed matters: more is measured, and a plan says what it means"""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tianji.probe import (
     learning,
     running,
 )
-from tianji.profile import Profile, facts, subject
+from tianji.profile import UNSTEADY, Profile, facts, subject
 from tianji.relax import PRESETS, Relaxation, Sizes
 from tianji.transports.memory import Memory
 from tianji.types import Array
@@ -44,8 +44,8 @@ ACT, LEARN = 0.4, 2.0
 """seconds for which acting is looked at, with each number of envs, and learning on one core"""
 START, START_GPU = 3.0, 8.0
 """seconds that a run takes beside its training, about; with a GPU"""
-TURNS = 5
-"""times that each comparison is made, at most"""
+TURNS, MORE = 3, 5
+"""times that each comparison is made, at most; and on a machine whose own speed varies"""
 HOPELESS = 1.2
 """times as long as with one learner on one core, and an update is not looked at again: no plan will
 choose what makes it so"""
@@ -236,7 +236,7 @@ class _Profiler:
         jobs = self._once(self._jobs(ratios, again, inside, envs, act[envs]))
         batches = self._batches(inside[1], preparing)
         inference = self._inference(act, envs)
-        self._repeat(jobs)
+        self._repeat(jobs, lambda: again.varied)
         again.look()
         act[envs] = again.act
         curves = ratios.curves(inside, again.learn)
@@ -401,10 +401,12 @@ class _Profiler:
                 self._skipped.append(job.what)
         return done
 
-    def _repeat(self, jobs: list[_Job]) -> None:
+    def _repeat(self, jobs: list[_Job], varied: Callable[[], float]) -> None:
         """Do again what matters while there is time: at one moment others may use the machine,
         too."""
-        for _ in range(TURNS - 1):
+        for turn in range(1, MORE):
+            if turn >= TURNS and varied() <= UNSTEADY:
+                return
             for job in jobs:
                 if self._left < 1.2 * job.seconds + 1 or not job.matters():
                     continue
