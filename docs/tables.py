@@ -416,6 +416,36 @@ def planned() -> str:
     return "\n".join([*rows, "", *sorted(told)]) + "\n"
 
 
+def knee() -> str:
+    """Production and consumption over the number of actors, and what moves the knee."""
+    results = json.loads((RESULTS / "knee.json").read_text())
+    seconds = {point["actors"]: point["seconds"] for point in results["to_target"]}
+    rows = [
+        "| actors, one learner | could make, steps/s | consumed | predicted | who waits "
+        f"| seconds to {results['target']:g} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for point in results["series"]["one learner"]:
+        rows.append(
+            f"| {point['actors']} | {point['produced_if_unhindered']:,.0f} "
+            f"| {point['consumed']:,.0f} | {point['predicted']:,.0f} "
+            f"| {point['verdict'].partition(':')[0]} | {seconds[point['actors']]:.1f} |"
+        )
+    counts = sorted({p["actors"] for points in results["series"].values() for p in points})
+    rows += ["", f"| consumed (predicted), thousand steps/s | {' | '.join(map(str, counts))} |",
+             "|---" * (1 + len(counts)) + "|"]  # fmt: skip
+    for name, points in results["series"].items():
+        cells = {p["actors"]: f"{p['consumed'] / 1e3:.0f} ({p['predicted'] / 1e3:.0f})"
+                 for p in points}  # fmt: skip
+        rows.append(f"| {name} | {' | '.join(cells.get(n, '') for n in counts)} |")
+    commands = [f"`{case['command']}`" for case in (results, *results.get("before", ()))]
+    told = (
+        f"`{results['config']}` with {', '.join(f'`{key}`' for key in results['overrides'])}; "
+        f"{_machine(results)}. "
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(told, 119), "", *commands]) + "\n"
+
+
 def uneven() -> str:
     """What a plan's arithmetic says of each preset where all times are known, and what is so."""
     results = json.loads((RESULTS / "uneven.json").read_text())
@@ -620,7 +650,7 @@ def keys(section: str, kind: type, values: dict[str, tuple[object, str]]) -> str
 
 MEASURED = (
     measured, parallel, chaos, groups, supervision, trace, restart, learning, atari, particles,
-    planned, uneven, lag,
+    planned, knee, uneven, lag,
 )  # fmt: skip
 WHOLE = {make.__name__: make for make in (walk, presets, fates, graphs, *MEASURED)}
 """what is made by a function of its own"""
