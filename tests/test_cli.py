@@ -1,6 +1,7 @@
 """The command line as a user has it: outputs, exit codes, signals, bad input."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -239,7 +240,17 @@ def test_list_names_everything_there_is(capsys):
     for name, about in told["presets"].items():
         assert about["about"]
         assert re.search(rf"^  {name} +I \w+, II \w+, III \w+", listed, re.MULTILINE), name
-        assert f"  {about['about']}\n" in listed
+    # Sentences are whole, in lines that a terminal has room for.
+    assert max(map(len, listed.splitlines())) < 120
+    words = " ".join(listed.split())
+    for about in told["presets"].values():
+        assert about["about"] in words
+    for name, config in told["configs"].items():
+        assert f"{name} {config['expect']}" in words
+    assert told["algorithms"]["dqn"].endswith("(C51, QR).")
+    assert told["configs"]["a2c_cartpole"]["expect"].endswith("(seeds 1 to 3)")
+    assert told["configs"]["apex_cartpole"]["expect"].endswith("from other work")
+    assert ("[see docs/smac.md]" in listed) is (importlib.util.find_spec("smac") is None)
 
 
 def test_doctor_finds_what_is_needed(capsys):

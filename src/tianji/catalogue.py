@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import textwrap
 import tomllib
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,12 @@ FAMILIES: tuple[tuple[str, str, str | None, str], ...] = (
     ("skirmishes, several agents", "skirmish/3m, skirmish/8m, skirmish/2s3z, skirmish/5m_vs_6m",
      None, "numpy"),
     ("SMAX, several agents", "smax/3m, smax/8m, smax/2s3z, smax/5m_vs_6m", "smax", "jaxmarl"),
+    ("StarCraft II, several agents", "smac/3m, and every other map of SMAC", None, "smac.env"),
     ("any registered Gymnasium id", "env.imports names the module that registers it", None,
      "gymnasium"),
 )  # fmt: skip
 """name, examples, the extra that installs it, the module that shows it is there"""
+WIDTH, INDENT = 119, 23
 
 
 def catalogue() -> dict[str, Any]:
@@ -44,7 +48,7 @@ def catalogue() -> dict[str, Any]:
                 "family": family,
                 "examples": examples,
                 "extra": extra,
-                "installed": importlib.util.find_spec(module) is not None,
+                "installed": _is_there(module),
             }
             for family, examples, extra, module in FAMILIES
         ]
@@ -56,7 +60,7 @@ def catalogue() -> dict[str, Any]:
 
 def told(listed: dict[str, Any]) -> str:
     lines = ["algorithms (algorithm.name)"]
-    lines += [f"  {name:<20} {about}" for name, about in listed["algorithms"].items()]
+    lines += [_row(name, about) for name, about in listed["algorithms"].items()]
     lines += ["", "presets (scale.relax): how parameters reach acting (I), actions simulating (II)"]
     lines += [
         "and samples learning (III): inside a process, waiting, within a bound, free, or live, at"
@@ -66,15 +70,30 @@ def told(listed: dict[str, Any]) -> str:
         edges = ", ".join(f"{edge} {word}" for edge, word in preset["edges"].items())
         only = "" if len(preset["for"]) > 1 else f" ({preset['for'][0]} only)"
         only += " (several groups)" if preset["groups"] else ""
-        lines.append(f"  {name:<20} {edges}{only}")
-        lines.append(f"  {'':<20} {preset['about']}")
+        lines += [_row(name, f"{edges}{only}"), _row("", preset["about"])]
     lines += ["", "shipped configs (tianji train NAME)"]
-    lines += [f"  {name:<20} {c['expect']}" for name, c in listed["configs"].items()]
+    lines += [_row(name, c["expect"]) for name, c in listed["configs"].items()]
     lines += ["", "environments (env.id)"]
     for env in listed["envs"]:
-        need = "" if env["installed"] else f"  [pip install 'tianji[{env['extra']}]']"
+        get = f"pip install 'tianji[{env['extra']}]'" if env["extra"] else "see docs/smac.md"
+        need = "" if env["installed"] else f"  [{get}]"
         lines.append(f"  {env['family']}: {env['examples']}{need}")
     return "\n".join(lines)
+
+
+def _row(name: str, about: str) -> str:
+    """A name, and beside it what it is, in as many lines as that takes."""
+    beside = " " * INDENT
+    wrapped = textwrap.wrap(about, WIDTH, initial_indent=beside, subsequent_indent=beside)
+    return f"  {name:<20} " + "\n".join(wrapped)[INDENT:]
+
+
+def _is_there(module: str) -> bool:
+    """Could it be imported? PyPI has another package that is called smac."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what holds it is not there
+        return False
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -98,22 +117,25 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _about(where: str | type[Any]) -> str:
-    """The first line of an algorithm's module, read without importing it: torch is slow."""
+    """What an algorithm's module says first, read without importing it: torch is slow."""
     if not isinstance(where, str):
-        return (where.__doc__ or "").strip().split("\n")[0]
+        return _first(where.__doc__)
     spec = importlib.util.find_spec(where.partition(":")[0])
     assert spec is not None
     assert spec.origin is not None
-    return (ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or "").split("\n")[0]
+    return _first(ast.get_docstring(ast.parse(Path(spec.origin).read_text())))
+
+
+def _first(text: str | None) -> str:
+    """The first paragraph, in one line."""
+    return " ".join((text or "").strip().partition("\n\n")[0].split())
 
 
 def _config(path: Path) -> dict[str, Any]:
     """A shipped config: what its header promises, and what it is."""
     text = path.read_text()
-    header = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
-    expect = next(
-        (line.partition(":")[2].strip() for line in header if line.startswith("Expect")), ""
-    )
+    header = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    expect = _first("\n".join(line.lstrip("# ") for line in header).partition("Expect: ")[2])
     tree = tomllib.loads(text)
     return {
         "path": str(path),

@@ -16,5 +16,5 @@ class Failure(Exception):
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """' Did you mean "x"?' where some valid name is near, else ''."""
-    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
     return f' Did you mean "{near[0]}"?' if near else ""
