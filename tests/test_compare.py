@@ -141,6 +141,8 @@ def test_a_target_that_is_not_reached_is_said(tmp_path):
         (TOY, ["scale.actors=1"], ["a3c", "sync"], "makes a worker of every actor"),
         (TOY, [], ["syncc"], 'Did you mean "sync"'),
         (TOY, [], [], "--presets names none"),
+        (TOY, [], ["sync", "tianji", "sync"], "names sync more than once"),
+        (TOY, ["scale.actors=auto"], ["sync", "tianji"], "Set scale.actors to a number"),
         (TOY, ["scale.learners=3"], ["sync"], "scale.learners = 3 does not divide"),
     ],
 )
@@ -226,8 +228,9 @@ def test_a_comparison_does_not_write_into_another(tmp_path):
     second = compare(TOY, "stop.updates=1", presets=["serial"], runs=tmp_path)
     assert first.folder != second.folder
     compare(TOY, "stop.updates=1", presets=["serial"], runs=tmp_path, name="mine")
-    with pytest.raises(Refusal, match="exists already"):
+    with pytest.raises(Refusal, match="exists already") as told:
         compare(TOY, "stop.updates=1", presets=["serial"], runs=tmp_path, name="mine")
+    assert "resume" not in str(told.value), "a comparison cannot be"
 
 
 def test_idle_is_what_a_role_does_not_work():

@@ -277,6 +277,15 @@ def test_one_that_was_resumed_and_killed_is_not_taken_for_what_it_was(serial, tm
     assert found.counts["updates"] == 400
 
 
+def test_a_result_that_cannot_be_read_is_not_taken_for_a_kill(serial, tmp_path):
+    folder = copied(serial, tmp_path)
+    (folder / "result.json").write_text('{"status": "do')
+    found = explain.explain(folder)
+    checked(found)
+    assert found.status == "unknown"
+    assert "result.json cannot be read" in found.ending
+
+
 def test_one_update_and_no_episode_are_enough(tmp_path):
     result = tianji.train(TOY, "stop.updates=1", name="one", runs=tmp_path)
     assert result.updates == 1

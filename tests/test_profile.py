@@ -691,6 +691,70 @@ def test_a_plan_that_needs_more_cores_than_there_are_is_not_followed(tmp_path):
         tianji.train(CARTPOLE, runs=tmp_path, plan=tmp_path / "none.json")
 
 
+def test_a_plan_that_was_edited_is_not_followed(tmp_path):
+    config, path = load_config(CARTPOLE), tmp_path / "plan.json"
+    written = planner.tree(planner.make(config, a_profile(config)), a_profile(config))
+    for changed in ({"envs": 7}, {"engine": "serial", "actors": 3}):
+        choice = dict(written["choice"]) | {"engine": "serial", "actors": 1, "envs": 16} | changed
+        path.write_text(json.dumps(written | {"choice": choice}))
+        with pytest.raises(Refusal, match=r"would let an update follow \d+ steps .* instead of"):
+            tianji.train(CARTPOLE, runs=tmp_path, plan=path)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("followed", ["plan", "auto"])
+def test_what_is_asked_for_beside_a_plan_is_not_dropped(tmp_path, followed):
+    config = load_config(CARTPOLE, ["scale.actors=auto"] if followed == "auto" else [])
+    profile = a_profile(config)
+    profiles.save(profile, config)
+    found = planner.make(config, profile)
+    path = tmp_path / "plan.json"
+    planner.write(path, planner.tree(found, profile))
+    other = "serial" if found.best.choice.engine == "local" else "local"
+    plan = path if followed == "plan" else None
+    mine = ["scale.actors=auto"] if followed == "auto" else []
+    with pytest.raises(Refusal, match=rf"scale.engine = {other} is asked for and the plan says"):
+        tianji.train(CARTPOLE, [*mine, f"scale.engine={other}"], runs=tmp_path, plan=plan)
+    same = f"scale.engine={found.best.choice.engine}"
+    assert tianji.train(CARTPOLE, [*mine, same], runs=tmp_path, plan=plan).updates == 3
+
+
+def test_where_no_way_is_possible_the_reason_is_told():
+    config = load_config(CARTPOLE, ["scale.rebalance=true"])
+    with pytest.raises(Refusal, match=r"first way that was tried: .*scale\.rebalance = true"):
+        planner.make(config, a_profile(load_config(CARTPOLE)), 1)
+
+
+def test_one_process_may_be_asked_about_with_several_actors():
+    config = load_config(CARTPOLE)
+    profile = a_profile(config)
+    several = planner.what_if(config, profile, ["engine=serial", "actors=2"], None)
+    assert several.choice.engine == "serial"
+    assert several.choice.actors == 2
+    with pytest.raises(Refusal, match="engine=serial is one process"):
+        planner.what_if(config, profile, ["engine=serial", "groups=2"], None)
+
+
+def test_figures_of_a_profile_do_not_contradict_each_other():
+    """Updates take longer in a process of their own; batches were measured in one that acts."""
+    config = load_config(CARTPOLE)
+    profile = a_profile(config)
+    batch = profile.task.batch
+    rates = dataclasses.replace(profile.rates, inside={1: 1e-3})
+    batches = {batch // 2: 0.6e-3, batch: 1e-3, 2 * batch: 1.8e-3}
+    told = profiles.told(dataclasses.replace(profile, rates=rates, batches=batches))
+    assert f"batch of {batch:>6}: 2 ms" in told, "as the learner takes, in the lines above"
+    quick = Rates(
+        act={16: 1e-5}, begin=0.0, send=0.0, receive=1e-9, serve=1e-9, learn={1: 2e-2}, take=0.0,
+        wake=0.0, slow_act={1: 1.0}, slow_learn={1: 1.0}, inside={1: 1e-2},
+    )  # fmt: skip
+    plan = planner.make(config, dataclasses.replace(profile, rates=quick))
+    assert plan.best.consumed == plan.best.new, "each step is consumed once"
+    (note,) = (note for note in plan.notes if "cannot be balanced" in note)
+    follows = profile.task.rows / 1e-2
+    assert f"follows {follows:,.0f}" in note, "as in one process, where updates are quicker"
+
+
 def test_the_plan_on_the_command_line(tmp_path, capsys):
     config = load_config("ppo_cartpole")
     profile = a_profile(config)
@@ -708,9 +772,15 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     assert main(["plan", "ppo_cartpole", "--save", str(tmp_path / "p.json")]) == 0
     assert f"--plan {tmp_path / 'p.json'} follows it" in capsys.readouterr().out
     assert main(["plan", "ppo_cartpole", "--what-if", "actors=16"]) == 0
-    assert (
-        "16 actors with 64 envs each, a learner with 1 core (17 cores)" in capsys.readouterr().out
-    )
+    asked = capsys.readouterr().out
+    here = profile.facts["cores"]
+    more = f", of which there are {here}" if here < 17 else ""
+    assert f"16 actors with 64 envs each, a learner with 1 core (17 cores{more})" in asked
+    assert "an update would follow 32,768 steps instead of 2,048" in asked
+    assert main(["plan", "ppo_cartpole", "--what-if", "engine=serial"]) == 0
+    asked = capsys.readouterr().out
+    assert "(1 core)" in asked
+    assert "instead of" not in asked
     assert main(["plan", "ppo_cartpole", "--what-if", "actors=2", "--save", "p.json"]) == 2
     assert "Leave one of them out" in capsys.readouterr().err
     assert main(["plan", "ppo_cartpole", "--cores", "999"]) == 2

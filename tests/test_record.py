@@ -491,6 +491,20 @@ def test_the_last_thing_shown_is_of_the_whole_run(tmp_path: Path) -> None:
     assert status.curve == ((10, 2.0), (20, 3.0), (30, 4.0))
 
 
+def test_progress_towards_seconds_begins_with_the_training(tmp_path: Path) -> None:
+    """As `stop.seconds` counts, whatever a run did before its first step."""
+    clock, view = Clock(), Watcher()
+    started = clock.now
+    clock.now += 30.0
+    record = recorder(tmp_path, clock, view, limits={"seconds": 20.0}, started=started)
+    clock.now += 5.0
+    record.update(report(1))
+    record.tick()
+    record.close()
+    assert view.shown[-1].fraction == pytest.approx(0.25)
+    assert view.shown[-1].elapsed == pytest.approx(35.0)
+
+
 def test_progress_is_that_of_the_nearest_condition() -> None:
     counts: dict[str, float | None] = {
         "steps": 120_000,

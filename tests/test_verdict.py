@@ -155,6 +155,7 @@ def test_in_one_process_the_largest_parts_are_named_and_whether_another_would_he
         'processes, scale.engine = "local" with scale.relax = "tianji", = +23 %',
     )
     assert judge(time, Setting(available=1)).advice == ()
+    assert judge(time, Setting(available=2, planned=True)).advice == (), "a plan knows better"
     long = {"serial": {"learner/update": 0.92, "actor/simulate": 0.08}}
     assert judge(long, Setting(available=8)).advice == ()
     short = {"serial": {"learner/update": 0.2, "actor/simulate": 0.8}}

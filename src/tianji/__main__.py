@@ -479,7 +479,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         profiles.save(found, loaded)
     if arguments.what_if:
         answer = planner.what_if(loaded, found, arguments.what_if, arguments.cores)
-        print(json.dumps(answer.tree()) if arguments.json else planner.told_of(answer))
+        print(json.dumps(answer.tree()) if arguments.json else planner.told_of(answer, found))
         return 0
     plan = planner.make(loaded, found, arguments.cores, arguments.groups)
     if arguments.save is not None:

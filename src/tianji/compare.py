@@ -261,9 +261,19 @@ def _configs(
     """A config for each preset that can be; for each other one, why it cannot."""
     if not presets:
         raise Refusal("--presets names none, so there is nothing to compare. Name two or more.")
+    if twice := [preset for preset in dict.fromkeys(presets) if presets.count(preset) > 1]:
+        raise Refusal(
+            f"--presets names {', '.join(twice)} more than once, and the same runs say nothing "
+            f"new. Name each once; --seeds makes several runs of each."
+        )
+    if load_config(config, _apart(overrides)).auto:
+        raise Refusal(
+            'scale.actors = "auto" lets a plan choose where roles run, which may be one process, '
+            "where presets do not differ. Set scale.actors to a number."
+        )
     found: dict[str, Config] = {}
     wrong: dict[str, str] = {}
-    for preset in dict.fromkeys(presets):
+    for preset in presets:
         if preset not in PRESETS and preset != ALONE:
             raise Refusal(
                 f"--presets names {preset!r}, which is no preset."
@@ -328,6 +338,11 @@ def _look(config: Config) -> None:
 
 def _folder(runs: Path, name: str | None, config: Config) -> Path:
     if name is not None:
+        if (runs / name).exists():
+            raise Refusal(
+                f"{runs / name} exists already, and a comparison never writes into another "
+                f"folder's place. Choose another --name."
+            )
         return run_folder(runs, name, config)
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     folder, n = runs / f"compare-{config.name}-{now}", 1

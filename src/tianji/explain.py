@@ -208,6 +208,11 @@ class _Reader:
                 f"it had ended ({result['stop_reason']}) and was resumed, and that process left no "
                 f"result.json: it was killed. What follows is what it had written by then."
             )
+        if not result and (self._folder / "result.json").exists():
+            return "unknown", (
+                "result.json cannot be read: it is no JSON object. What follows is what the other "
+                "files have."
+            )
         if not result:
             return "killed", (
                 "there is no result.json, and no process writes into the folder: it was killed, or "

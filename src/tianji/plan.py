@@ -316,8 +316,7 @@ def _prediction(
     sides: Mapping[Binding, float],
 ) -> Prediction:
     new = choice.groups * x * rates.valid
-    consumed = choice.groups * x / task.rows * task.batch
-    consumed *= rates.valid if task.on_policy else 1.0
+    consumed = new if task.on_policy else choice.groups * x / task.rows * task.batch
     scale = choice.groups * rates.valid
     capacity: dict[str, float] = {side: scale * rate for side, rate in sides.items()}
     return Prediction(choice, new, new, consumed, new, binding, capacity)
@@ -550,7 +549,8 @@ def unbalanced(task: Task, rates: Rates, cores: int) -> str | None:
     if cores < 2:
         return None
     threads, learners = min(rates.most_learner_cores, max(1, cores - 1)), max(rates.team)
-    one = task.rows / min(rates.update(threads), rates.update(1, min(learners, max(1, cores - 1))))
+    team = rates.update(1, min(learners, max(1, cores - 1)))
+    one = task.rows / min(rates.update(threads), team, *rates.inside.values())
     step = rates.asked(task.envs, 1, None).step if task.server else rates.step(task.envs)
     actor = task.envs / step
     if one < actor / 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tianji.plan import (
     Rates,
     Task,
     between,
+    choices,
     collection_seconds,
     knee,
     plan,
@@ -33,6 +33,8 @@ from tianji.profile import Profile
 from tianji.view.status import human
 
 FIELDS = ("engine", "actors", "envs", "rollout_length", "cores", "learners", "groups")
+CHOSEN = tuple("envs_per_actor" if name == "envs" else name for name in FIELDS)
+"""what a plan sets, by its names in a config's scale"""
 GLANCE = "from a look of 2 s; `tianji profile` would know better"
 
 
@@ -71,13 +73,24 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
 
     found = plan(profile.task, profile.rates, cores, allowed, range(1, groups + 1))
     if found is None:
+        why = next(filter(None, (refused(config, choice, env) for choice in
+                                 choices(profile.task, profile.rates, cores))), "")  # fmt: skip
         raise Refusal(
             f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
-            f"there is no plan. Give it more cores, or set scale.actors yourself: `tianji train` "
-            f"says what is wrong with it."
+            f"there is no plan. Give it more cores, or set scale.actors yourself. The first way "
+            f"that was tried: {why}"
         )
     of_gpu = _of_gpu(config, found.best, cores, groups)
     return dataclasses.replace(found, notes=(*found.notes, *of_gpu))
+
+
+def refused(config: Config, choice: Choice, env: EnvSpec) -> str:
+    """Why a run would not begin that way; empty: it would."""
+    try:
+        profiler.join(spread(config, choice), env)
+    except Refusal as error:
+        return f"{choice}: {error}"
+    return ""
 
 
 def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
@@ -95,6 +108,7 @@ def what_if(
     """What the model says of the config with some fields of its choice changed, such as actors=16;
     where they need more cores than there are, as if there were so many."""
     choice, cores = choice_of(config), _cores(cores)
+    asked = {change.partition("=")[0] for change in changes}
     for change in changes:
         key, _, text = change.partition("=")
         known = text in ("serial", "local") if key == "engine" else text.isdigit() and int(text) > 0
@@ -110,7 +124,12 @@ def what_if(
             )
         changed: dict[str, Any] = {key: text if key == "engine" else int(text)}
         choice = dataclasses.replace(choice, **changed)
-    if choice.engine == "serial" and max(choice.actors, choice.learners, choice.groups) > 1:
+    several = max(choice.learners, choice.groups) > 1
+    if choice.engine == "serial" and several and "engine" in asked:
+        raise Refusal(
+            "engine=serial is one process, which has one learner and one group. Ask engine=local."
+        )
+    if choice.engine == "serial" and (several or choice.actors > 1) and "engine" not in asked:
         choice = dataclasses.replace(choice, engine="local")
     if choice.learners > (most := max(profile.rates.team)):
         raise Refusal(
@@ -129,9 +148,7 @@ def _with_batch(profile: Profile, choice: Choice) -> tuple[Task, Rates]:
     rows = choice.actors * choice.rows_per_rollout
     if not task.on_policy or task.workers or rows == task.rows or len(profile.batches) < 2:
         return task, rates
-    own = min(profile.batches, key=lambda batch: abs(math.log(batch / task.rows)))
-    longer = between(profile.batches, round(own * rows / task.rows), above=1.0)
-    longer /= profile.batches[own]
+    longer = between(profile.by_batch(), round(task.batch * rows / task.rows), above=1.0)
     task = dataclasses.replace(task, rows=rows, batch=round(task.batch * rows / task.rows))
     return task, dataclasses.replace(
         rates,
@@ -214,7 +231,31 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
             f"({choice}), so that it would change what is learnt and its prediction would not "
             f"hold. Make a plan for this one: `tianji plan CONFIG --save FILE`."
         )
-    return spread(config, choice), written
+    env = profiler.see(profiler.template(config)).env
+    rows = profiler.task_of(profiler.template(config), env).rows
+    followed = spread(config, choice)
+    if (now := profiler.join(followed, env).balance.steps_per_update) != rows:
+        raise Refusal(
+            f"{path} would let an update follow {now} steps ({choice}) instead of {rows}, so that "
+            f"something else would be learnt and its prediction would not hold. Was it edited? "
+            f"Make a plan: `tianji plan CONFIG --save FILE`."
+        )
+    return followed, written
+
+
+def check_asked(asked: Config, followed: Config, overrides: Sequence[str]) -> None:
+    """Refuses what was asked for on the command line and a plan would change."""
+    shared_out = ("actors", "envs_per_actor") if asked.auto else ()
+    for override in overrides:
+        section, _, name = override.partition("=")[0].strip().partition(".")
+        if section != "scale" or name not in CHOSEN or name in shared_out:
+            continue
+        mine, theirs = getattr(asked.scale, name), getattr(followed.scale, name)
+        if mine != theirs:
+            raise Refusal(
+                f"scale.{name} = {mine} is asked for and the plan says {theirs}, so that one of "
+                f"them would do nothing. Leave out scale.{name}, or the plan."
+            )
 
 
 def said(written: Mapping[str, Any]) -> str:
@@ -292,25 +333,36 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
     lines += [f"note        {note}" for note in found.notes]
     if not profile.whole:
         lines.append(f"note        {GLANCE}")
-    if profile.varied > profiles.UNSTEADY:
-        varied = f"{100 * profile.varied:.0f} %"
-        lines.append(
-            f"note        the machine's own speed varied by ± {varied} while it was measured, so a "
-            f"run may miss the prediction by as much"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_unsteady(profile)])
 
 
-def told_of(p: Prediction) -> str:
+def told_of(p: Prediction, profile: Profile) -> str:
     """One prediction, as a person wants to read it."""
+    used, here = p.choice.cores_used, profile.facts["cores"]
+    needs = f"{used} core{'s' * (used > 1)}" + f", of which there are {here}" * (used > here)
+    rows, task = p.choice.actors * p.choice.rows_per_rollout, profile.task
+    other = task.on_policy and not task.workers and rows != task.rows
+    batch = f"note        an update would follow {rows:,} steps instead of {task.rows:,}"
     return "\n".join(
         (
-            f"what if     {p.choice} ({p.choice.cores_used} cores)",
+            f"what if     {p.choice} ({needs})",
             f"predicted   {human(p.new)} new steps/s; {human(p.produced)} produced, "
             f"{human(p.received)} received, {human(p.consumed)} consumed",
             f"binding     {_binding(p)}",
+            *([batch] if other else []),
+            *_unsteady(profile),
         )
     )
+
+
+def _unsteady(profile: Profile) -> list[str]:
+    if profile.varied <= profiles.UNSTEADY:
+        return []
+    varied = f"{100 * profile.varied:.0f} %"
+    return [
+        f"note        the machine's own speed varied by ± {varied} while it was measured, so a "
+        f"run may miss the prediction by as much"
+    ]
 
 
 def _binding(p: Prediction) -> str:

@@ -64,6 +64,11 @@ class Profile:
             "varied": self.varied,
         }
 
+    def by_batch(self) -> dict[int, float]:
+        """How many times as long an update takes as with the config's batch."""
+        own = min(self.batches, key=lambda batch: abs(batch - self.task.batch), default=0)
+        return {batch: seconds / self.batches[own] for batch, seconds in self.batches.items()}
+
     @classmethod
     def of(cls, tree: dict[str, Any]) -> Profile:
         task = dict(tree["task"])
@@ -139,8 +144,8 @@ def load(path: Path, config: Config) -> Profile:
         )
     if profile.config != subject(config):
         raise Refusal(
-            f"{path} was measured for another env, algorithm, network or number of envs, so its "
-            f"rates would mislead. Run `tianji profile CONFIG` for this one."
+            f"{path} was measured for another env, algorithm, network, relaxation or number of "
+            f"envs, so its rates would mislead. Run `tianji profile CONFIG` for this one."
         )
     return profile
 
@@ -189,7 +194,8 @@ def told(profile: Profile) -> str:
         if learners > 1:
             lines.append(f"  {learners} learners {human(follows[1] / factor):>8} steps/s, a core "
                          f"each")  # fmt: skip
-    for batch, seconds in sorted(profile.batches.items()):
+    for batch, longer in sorted(profile.by_batch().items()):
+        seconds = longer * rates.learn[1]
         lines.append(f"  batch of {human(batch):>6}: {1e3 * seconds:.3g} ms, "
                      f"{human(batch / seconds)} consumed steps/s")  # fmt: skip
     first = task.T * rates.step(task.envs) + rates.begin

@@ -99,12 +99,12 @@ class Recorder:
         self._traced: set[str] = set()
         self._trouble_said = False
         self._closed = False
+        self.begin()
         if unknown := self._limits.keys() - self._counts().keys():
             raise ValueError(
                 f"no progress can be shown towards {', '.join(sorted(unknown))}: "
                 f"the counts of a run are {', '.join(self._counts())}"
             )
-        self.begin()
 
     def begin(self) -> None:
         """The first step is about to be made: rates are over the time from here."""
@@ -329,7 +329,7 @@ class Recorder:
             "steps": self._last.received,
             "updates": self._last.version,
             "episodes": self.episodes,
-            "seconds": self.elapsed,
+            "seconds": self._elapsed_before + self._clock() - self._base.time,  # as stop.seconds
             "return": finite(self.return_mean),
             "win_rate": self._episodes.win_rate,
         }

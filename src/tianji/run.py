@@ -86,7 +86,9 @@ def train(
         from tianji import planner  # and what measures: most runs need neither
 
         config = config if isinstance(config, Config) else load_config(config, overrides)
+        asked = config
         config, planned = planner.follow(config, None if plan is None else Path(plan))
+        planner.check_asked(asked, config, [overrides] if isinstance(overrides, str) else overrides)
     with _server(config, overrides) as server:
         resolved = config if isinstance(config, Config) else load_config(config, overrides)
         folder = run_folder(Path(runs), name, resolved)

@@ -221,8 +221,9 @@ def read(run: Path) -> list[Track]:
                 found[path.stem] = ring
     if not found:
         raise Refusal(
-            f"{folder} has no trace, so there is nothing to draw. A run keeps one from its first "
-            f"quarter of a second on; one of tianji 0.4 or older does not: train it again."
+            f"there is no trace in {folder}, so that there is nothing to draw. A run keeps one "
+            f"from its first quarter of a second on; one of tianji 0.4 or older does not: train "
+            f"it again."
         )
     zero = min(first for first, *_ in found.values())
     tracks = []

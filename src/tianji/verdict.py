@@ -95,6 +95,8 @@ class Setting:
     """share of its time that the busiest actor is busy"""
     scaling: Mapping[int, float] = field(default_factory=dict)
     """updates per second of a learner alone by its cores, as measured"""
+    planned: bool = False
+    """did a plan choose where roles run?"""
     silent: Mapping[str, float] = field(default_factory=dict)
     """hosts that work and have said nothing for so many seconds"""
 
@@ -317,7 +319,7 @@ def _in_one(name: str, time: Mapping[str, float], setting: Setting) -> Verdict |
     most = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
     told = ", ".join(f"{kind} {_percent(kinds[kind])}" for kind in most if kinds[kind] >= 0.05)
     advice = []
-    if name == "serial" and setting.available > 1:
+    if name == "serial" and setting.available > 1 and not setting.planned:
         beside = min(setting.actors, setting.available - 1)
         other = acting / beside + roles.get("buffer", 0.0)
         gain = EFFICIENCY / max(learning, other, LEAST) - 1.0

@@ -18,7 +18,7 @@ from tianji.engines.parts import gather, scatter
 from tianji.engines.spent import LATELY, Spent, Told
 from tianji.evaluator import EVALUATED, Evaluator
 from tianji.fault import Fault
-from tianji.folder import skipped
+from tianji.folder import read_plan, skipped
 from tianji.learner import UPDATE
 from tianji.machine import cores
 from tianji.role import State
@@ -51,6 +51,7 @@ class SerialEngine:
         self.started = False
         self._spent = Spent()
         self._actors = config.scale.actors
+        self._planned = False
 
     @property
     def version(self) -> int:
@@ -62,6 +63,7 @@ class SerialEngine:
 
     def start(self, folder: Path) -> None:
         self._folder = folder
+        self._planned = bool(read_plan(folder))
         self._trace = trace.Ring(trace.path_of(folder, "serial"))
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
@@ -165,7 +167,7 @@ class SerialEngine:
 
     def load(self, seconds: float) -> tuple[Time, Setting]:
         self._look()
-        setting = Setting(actors=self._actors, available=cores(), turns=True)
+        setting = Setting(actors=self._actors, available=cores(), turns=True, planned=self._planned)
         return {"serial": self._spent.shares(seconds)}, setting
 
     def _look(self) -> None:
