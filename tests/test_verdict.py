@@ -352,6 +352,7 @@ def test_a_planted_bottleneck_is_found(kind, overrides, tmp_path):
         assert "1 fewer actor costs nothing" in result.bottleneck["advice"]
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_turns_says_what_overlap_would_bring(tmp_path):
     result = planted(
         tmp_path, "scale.relax=sync", "algorithm.update_s=0.04", "env.kwargs.seconds=0.005"

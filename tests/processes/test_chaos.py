@@ -22,7 +22,6 @@ from tianji.checkpoint import Checkpoints
 QUICK = [
     Case("SIGKILL", "buffer", "warm-up"),
     Case("SIGKILL", "evaluator", "start-up"),
-    Case("SIGSTOP", "actor", "shutdown"),
     Case("SIGSTOP", "learner", "checkpointing"),
     Case("SIGTERM", "launcher", "shutdown"),
     Case("raises", "actor", "training"),

@@ -287,6 +287,7 @@ def test_ctrl_c_twice_ends_a_run_at_once_though_an_env_hangs(tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_run_whose_env_hangs_ends_when_its_time_is_over_with_what_was_learnt(tmp_path):
     """As it does after one Ctrl-C, within ten seconds."""
     begin = time.monotonic()

@@ -140,6 +140,7 @@ REPLAY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_without_its_store_fills_it_again_and_goes_on(tmp_path):
     """Its envs are slow, so that there are rows of metrics while it fills."""
     argv = ['env.kwargs={who="actor", sleep=0.08}', "checkpoint.store=never", "stop.updates=4"]
