@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import picture
-from measure import RESULTS, ROOT, interleaved, run_json, save, table
+from measure import RESULTS, ROOT, continued, interleaved, run_json, save, table
 from speed import spread, timed
 
 from tianji import profiler
@@ -68,7 +68,7 @@ def main() -> None:
     about = {"envs": ENVS, "config": NAME, "overrides": asked(1), "target": arguments.target}
     found: dict[str, Any] = about | {"series": {}}
     if arguments.parts is not None and (RESULTS / "knee.json").is_file():
-        found = json.loads((RESULTS / "knee.json").read_text())
+        found = continued(RESULTS / "knee.json")
         if any(found.get(key) != value for key, value in about.items()):
             sys.exit("knee.json is of other settings: measure all parts, or move it away")
     with tempfile.TemporaryDirectory() as name:

@@ -160,6 +160,13 @@ def run_json(
     return {**result, **taken}
 
 
+def continued(path: Path) -> dict[str, Any]:
+    """A result to add to: who measured it so far is among its `before`."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    earlier = {"machine": found.pop("machine"), "command": found.pop("command")}
+    return found | {"before": [*found.get("before", []), earlier]}
+
+
 def save(name: str, payload: Mapping[str, Any]) -> Path:
     """Write benchmarks/results/<name>.json: the payload, the machine and the measuring command."""
     path = RESULTS / f"{name}.json"

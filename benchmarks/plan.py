@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import picture
-from measure import RESULTS, ROOT, interleaved, machine, save, split_overrides, table
+from measure import RESULTS, ROOT, continued, interleaved, machine, save, split_overrides, table
 from speed import spread, timed
 
 from tianji import planner, profiler
@@ -142,14 +142,13 @@ def earlier(name: str, more: list[str]) -> dict[str, Any]:
     path = RESULTS / "plan" / f"{name}_{here['cores']}_cores.json"
     if not path.is_file():
         sys.exit(f"there is no {path.name} to add to: leave --add out")
-    case: dict[str, Any] = json.loads(path.read_text())
+    case = continued(path)
+    there = case["before"][-1]["machine"]
     for key in ("cpu", "cores", "torch"):
-        if case["machine"][key] != here[key]:
-            sys.exit(f"{path.name}: {key} was {case['machine'][key]}, here it is {here[key]}")
+        if there[key] != here[key]:
+            sys.exit(f"{path.name}: {key} was {there[key]}, here it is {here[key]}")
     if case["overrides"] != more:
         sys.exit(f"{path.name} is of a config with {case['overrides']}: repeat them after --")
-    before = {"machine": case.pop("machine"), "command": case.pop("command")}
-    case["before"] = [*case.get("before", []), before]
     return case
 
 

@@ -338,11 +338,6 @@ def _look(config: Config) -> None:
 
 def _folder(runs: Path, name: str | None, config: Config) -> Path:
     if name is not None:
-        if (runs / name).exists():
-            raise Refusal(
-                f"{runs / name} exists already, and a comparison never writes into another "
-                f"folder's place. Choose another --name."
-            )
         return run_folder(runs, name, config)
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     folder, n = runs / f"compare-{config.name}-{now}", 1

@@ -54,9 +54,11 @@ def run_folder(runs: Path, name: str | None, config: Config) -> Path:
         )
     folder = runs / name
     if folder.exists():
+        is_run = (folder / "config.toml").exists()
+        resume = f", or go on with it: `tianji resume {shlex.quote(str(folder))}`" * is_run
         raise Refusal(
             f"{folder} exists already, and a run never writes into another's folder. Choose "
-            f"another --name, or go on with it: `tianji resume {shlex.quote(str(folder))}`."
+            f"another --name{resume}."
         )
     return folder
 

@@ -520,7 +520,9 @@ def plan(
                 f"{then.choice} would bring {_percent(gain)}, and learn otherwise: every group has "
                 f"batches of its own. --groups {then.choice.groups} lets a plan choose them"
             )
-    if not task.workers and (never := unbalanced(task, rates, cores)) is not None:
+    follows = best.capacity["learner"] / best.choice.groups
+    never = unbalanced(task, rates, cores, follows)
+    if not task.workers and never is not None:
         notes.append(never)
     why = more_actors(task, rates, best, cores)
     return Plan(best, tuple(ranked[1:]), why, tuple(notes), rates)
@@ -543,14 +545,14 @@ def _percent(gain: float) -> str:
     return f"{gain:+.0%}".replace("%", " %")
 
 
-def unbalanced(task: Task, rates: Rates, cores: int) -> str | None:
+def unbalanced(task: Task, rates: Rates, cores: int, follows: float = 0.0) -> str | None:
     """What can never keep up with the other side on this machine, and what would help; None: the
-    two can be made equal."""
+    two can be made equal. The learner of a plan follows so many new steps, or more."""
     if cores < 2:
         return None
     threads, learners = min(rates.most_learner_cores, max(1, cores - 1)), max(rates.team)
     team = rates.update(1, min(learners, max(1, cores - 1)))
-    one = task.rows / min(rates.update(threads), team, *rates.inside.values())
+    one = max(task.rows / min(rates.update(threads), team), follows / rates.valid)
     step = rates.asked(task.envs, 1, None).step if task.server else rates.step(task.envs)
     actor = task.envs / step
     if one < actor / 2:

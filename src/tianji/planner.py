@@ -73,7 +73,7 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
 
     found = plan(profile.task, profile.rates, cores, allowed, range(1, groups + 1))
     if found is None:
-        why = next(filter(None, (refused(config, choice, env) for choice in
+        why = next(filter(None, (_refused(config, choice, env) for choice in
                                  choices(profile.task, profile.rates, cores))), "")  # fmt: skip
         raise Refusal(
             f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
@@ -84,10 +84,15 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
     return dataclasses.replace(found, notes=(*found.notes, *of_gpu))
 
 
-def refused(config: Config, choice: Choice, env: EnvSpec) -> str:
+def _steps_per_update(config: Config, choice: Choice, env: EnvSpec) -> int:
+    """What an update would follow; refuses what a run would refuse."""
+    return profiler.join(spread(config, choice), env).balance.steps_per_update
+
+
+def _refused(config: Config, choice: Choice, env: EnvSpec) -> str:
     """Why a run would not begin that way; empty: it would."""
     try:
-        profiler.join(spread(config, choice), env)
+        _steps_per_update(config, choice, env)
     except Refusal as error:
         return f"{choice}: {error}"
     return ""
@@ -95,9 +100,8 @@ def refused(config: Config, choice: Choice, env: EnvSpec) -> str:
 
 def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
     """Would a run begin that way, and learn from as much at an update?"""
-    other = spread(config, choice)
     try:
-        return profiler.join(other, env).balance.steps_per_update == task.rows
+        return _steps_per_update(config, choice, env) == task.rows
     except Refusal:
         return False
 
@@ -233,14 +237,13 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
         )
     env = profiler.see(profiler.template(config)).env
     rows = profiler.task_of(profiler.template(config), env).rows
-    followed = spread(config, choice)
-    if (now := profiler.join(followed, env).balance.steps_per_update) != rows:
+    if (now := _steps_per_update(config, choice, env)) != rows:
         raise Refusal(
             f"{path} would let an update follow {now} steps ({choice}) instead of {rows}, so that "
             f"something else would be learnt and its prediction would not hold. Was it edited? "
             f"Make a plan: `tianji plan CONFIG --save FILE`."
         )
-    return followed, written
+    return spread(config, choice), written
 
 
 def check_asked(asked: Config, followed: Config, overrides: Sequence[str]) -> None:
