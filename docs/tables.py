@@ -438,12 +438,29 @@ def knee() -> str:
         cells = {p["actors"]: f"{p['consumed'] / 1e3:.0f} ({p['predicted'] / 1e3:.0f})"
                  for p in points}  # fmt: skip
         rows.append(f"| {name} | {' | '.join(cells.get(n, '') for n in counts)} |")
+    rows += ["", *_groups(results["groups"])]
     commands = [f"`{case['command']}`" for case in (results, *results.get("before", ()))]
     told = (
         f"`{results['config']}` with {', '.join(f'`{key}`' for key in results['overrides'])}; "
         f"{_machine(results)}. "
     )
     return "\n".join([*rows, "", *textwrap.wrap(told, 119), "", *commands]) + "\n"
+
+
+def _groups(points: list[dict[str, typing.Any]]) -> list[str]:
+    """What groups bring, beside as many runs at once."""
+    rows = [
+        "| two actors and a learner each | received, steps/s | over one | consumed | over one |",
+        "|---|---|---|---|---|",
+    ]
+    one = next(point for point in points if point["groups"] == 1)
+    for point in sorted(points, key=lambda point: (point["groups"], not point["together"])):
+        count = point["groups"]
+        what = f"{count} group{'s' * (count > 1)}" if point["together"] else f"{count} runs at once"
+        cells = (f"{point[key]:,.0f} | {point[key] / one[key]:.2f}"
+                 for key in ("received", "consumed"))  # fmt: skip
+        rows.append(f"| {what} | {' | '.join(cells)} |")
+    return rows
 
 
 def uneven() -> str:

@@ -17,7 +17,7 @@ from tianji import profile as profiles
 from tianji.__main__ import main
 from tianji.config import load_config
 from tianji.errors import Failure, Refusal
-from tianji.plan import Choice, Rates
+from tianji.plan import Choice, Rates, predict
 from tianji.probe import Probe, alone
 from tianji.trace import Track
 
@@ -318,15 +318,29 @@ def test_a_long_update_is_not_looked_at_again():
     assert again.learn == 3.0
 
 
+def beside(*pairs):
+    """Updates under other circumstances, each with one under the usual ones."""
+    return [profiler._Beside(took, base) for took, base in pairs]
+
+
+def over_one(*took):
+    return beside(*((one, 1.0) for one in took))
+
+
+def test_of_what_is_compared_each_side_is_as_in_the_median():
+    found = beside((1.2, 1.0), (1.3, 0.4), (9.0, 1.1))
+    assert profiler.over(found) == pytest.approx(1.3), "and not the median of the ratios, 3.25"
+
+
 def test_one_disturbed_measurement_of_three_changes_nothing():
     ratios = profiler._Ratios()
-    ratios.apart[1] = [1.2, 9.0, 1.1]
-    ratios.apart[2] = [0.7, 0.8, 0.1]
+    ratios.apart[1] = over_one(1.2, 9.0, 1.1)
+    ratios.apart[2] = over_one(0.7, 0.8, 0.1)
     slowed = [(1.5, 1.3, 1.0), (1.5, 7.0, 1.0), (0.1, 1.2, 1.0)]
     ratios.busy[2] = [profiler._Slowed(*one) for one in slowed]
     ratios.busy[4] = [profiler._Slowed(3.0, 2.0, 1.1)]
-    ratios.team[2] = [0.1, 1.2, 5.0]
-    ratios.threads[2] = [0.5, 0.6, 9.0]
+    ratios.team[2] = over_one(0.1, 1.2, 5.0)
+    ratios.threads[2] = over_one(0.5, 0.6, 9.0)
     curves = ratios.curves({1: 2.0, 2: 1.0, 4: 0.8}, 1.0)
     assert curves.inside == {1: 1.0, 2: 0.6, 4: 0.4}
     assert curves.learn == pytest.approx({1: 1.2, 2: 0.7, 4: 0.48})
@@ -372,8 +386,8 @@ def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
 def test_what_makes_updates_slower_is_not_looked_at_again():
     ratios = profiler._Ratios()
     assert ratios.may_help(ratios.team, 2), "nothing is known yet"
-    ratios.apart = {1: [1.0, 1.1, 0.9], 4: [1.3, 1.4]}
-    ratios.team = {2: [1.1], 4: [0.6]}
+    ratios.apart = {1: over_one(1.0, 1.1, 0.9), 4: over_one(1.3, 1.4)}
+    ratios.team = {2: over_one(1.1), 4: over_one(0.6)}
     assert ratios.may_help(ratios.apart, 1)
     assert not ratios.may_help(ratios.apart, 4)
     assert ratios.may_help(ratios.team, 2), "it may be the other way round at another time"
@@ -537,7 +551,7 @@ def test_a_learner_on_a_gpu_is_measured_with_actors_that_feed_it_its_own_batches
 def test_what_others_cost_a_learner_that_was_measured_beside_some_is_counted_once():
     ratios = profiler._Ratios()
     ratios.busy = {2: [profiler._Slowed(1.1, 1.0, 1.0)], 5: [profiler._Slowed(1.5, 1.0, 1.0)]}
-    ratios.apart, ratios.busy_apart = {1: [2.0]}, 5
+    ratios.apart, ratios.busy_apart = {1: over_one(2.0)}, 5
     found = ratios.curves({1: 0.01}, 0.01)
     assert found.learn == {1: pytest.approx(0.02)}
     assert found.slow_learn == {1: 1.0, 2: 1.0, 5: pytest.approx(1.0)}
@@ -602,6 +616,41 @@ def test_workers_are_measured_as_one_that_takes_turns():
     assert (one.scale.relax, one.relax.correct) == ("sync", "vtrace")
     assert planner.choice_of(config).cores_used == 2
     assert str(planner.choice_of(config)) == "2 workers with 8 envs each"
+
+
+WORKERS = ["scale.relax=gala", "scale.engine=local", "scale.groups=2"]
+
+
+def test_what_workers_cost_each_other_is_measured_by_a_real_run_of_theirs(tmp_path):
+    config = load_config(CARTPOLE, WORKERS)
+    here = sorted(os.sched_getaffinity(0))
+    told = alone(lambda: probe.running(config, str(tmp_path)), here, seconds=1.0)
+    assert 0 < told["update"] < 0.5
+    assert told["step"] is None
+    one = profiler._Profiler(config, lambda what, left: None)
+    ratios, rates = profiler._Ratios(), a_profile(config).rates
+    rows = one._task.rows
+    alone_s = rows * rates.valid / predict(one._task, rates, Choice("serial", 1, 8, 8), 1).new
+    # Updates of 1.0 s alone took 1.25 s at that time; rounds of two workers 2.5 times as long.
+    ratios.workers[2] = beside((2.5 * 1.25, 1.25), (2.5 * 1.25, 1.25), (99.0, 1.25))
+    found = one._joining(rates, ratios, 1.0)
+    assert found.together == pytest.approx({1: 1.0, 2: 2.5 / alone_s})
+    assert one._joining(rates, profiler._Ratios(), 1.0) == rates, "nothing was measured"
+
+
+def test_a_profile_of_workers_runs_as_many_as_there_are_cores_for(monkeypatch):
+    asked = []
+    one = profiler._Profiler(load_config(CARTPOLE, WORKERS), lambda what, left: None)
+    one._mine = list(range(6))
+
+    def job(what, found, key, again, run, seconds, making=0.0, matters=None):
+        asked.append((what, key, run.scale.groups, run.scale.relax, run.eval.every))
+
+    monkeypatch.setattr(one, "_job", job)
+    one._workers(profiler._Ratios(), None, 0.01, 0.02)
+    assert asked == [("6 workers", 6, 6, "gala", 0), ("2 workers", 2, 2, "gala", 0)]
+    one._mine = [0]
+    assert one._workers(profiler._Ratios(), None, 0.01, 0.02) == []
 
 
 def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):

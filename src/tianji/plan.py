@@ -16,6 +16,9 @@ SIDES: tuple[Binding, ...] = ("actors", "learner", "channel")
 
 SAME = 0.01
 """share by which two predictions must differ to be told apart; the one with fewer cores is taken"""
+SLACK = 0.25
+"""share by which actors should be able to make more than is learnt from, where that costs cores
+alone: a prediction may be 15 % too high, of either side"""
 WORTH = 0.05
 """share that a change must bring to be advised"""
 OTHERS = 3
@@ -102,6 +105,9 @@ class Rates:
     """times that acting takes longer in a process that also learns"""
     inside: Mapping[int, float] = field(default_factory=dict)
     """cores: one update in a process that also acts; none: as long as in one of its own"""
+    together: Mapping[int, float] = field(default_factory=dict)
+    """workers: how much longer acting, handing on and learning takes each of so many, and to join
+    what they learn, than one alone; none: what busy cores cost"""
 
     def step(self, envs: int) -> float:
         """Seconds of one step of so many envs; between what was measured, on a line in logarithms;
@@ -160,7 +166,17 @@ class Asked(NamedTuple):
     """that the server works for all actors"""
 
 
-CURVES = ("act", "learn", "slow_act", "slow_learn", "slowest", "team", "inside", "infer")
+CURVES = (
+    "act",
+    "learn",
+    "slow_act",
+    "slow_learn",
+    "slowest",
+    "team",
+    "inside",
+    "infer",
+    "together",
+)
 
 
 @dataclass(frozen=True)
@@ -283,11 +299,14 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
 def _inside(task: Task, rates: Rates, choice: Choice, busy: int) -> Prediction:
     """One process does all, one after the other; of several groups, each has such a one."""
     slow, R = rates.acting_slowed(busy), choice.rows_per_rollout
+    learning_slow = rates.learning_slowed(busy)
+    if choice.hosts == "worker" and rates.together:
+        slow = learning_slow = between(rates.together, choice.groups)
     acting = choice.rollout_length * rates.step(choice.envs) * rates.inside_act
     acting = (acting + rates.begin) * slow / R
     passing = (rates.receive / R + rates.serve / task.rows) * slow
     update = between(rates.inside, choice.cores) if rates.inside else rates.update(choice.cores)
-    learning = update * rates.learning_slowed(busy) / task.rows
+    learning = update * learning_slow / task.rows
     sides: dict[Binding, float] = {
         "actors": 1 / acting, "learner": 1 / learning, "channel": 1 / passing
     }  # fmt: skip
@@ -371,9 +390,9 @@ def search(
     allowed: Allowed = lambda choice: True,
     groups: Sequence[int] = (1,),
 ) -> Iterator[Prediction]:
-    """All predictions, best first: by new steps per second; of those that are alike, by how few
-    cores and envs they take, and how little they differ from the config. Whether a choice is
-    allowed is asked when its turn comes."""
+    """All predictions, best first: by new steps per second; of those that are alike, by whether
+    actors have some slack, by how few cores and envs they take, and how little they differ from the
+    config. Whether a choice is allowed is asked when its turn comes."""
     found = [predict(task, rates, choice, cores) for choice in choices(task, rates, cores, groups)]
     found.sort(key=lambda p: -p.new)
     best = next((i for i, p in enumerate(found) if allowed(p.choice)), None)
@@ -386,13 +405,20 @@ def search(
         level = math.floor(math.log(most / p.new) / math.log1p(SAME))
         other = abs(math.log2(choice.rows_per_rollout * choice.actors / (task.envs * task.T)))
         return (
-            level, choice.groups, choice.cores_used, choice.learners, other, choice.actors,
-            choice.envs,
+            level, choice.groups, tight(p), choice.cores_used, choice.learners, other,
+            choice.actors, choice.envs,
         )  # fmt: skip
 
     for p in sorted(found[best:], key=rank):
         if allowed(p.choice):
             yield p
+
+
+def tight(p: Prediction) -> bool:
+    """Would actors that are a little slower than predicted be the limit? Not where all take turns:
+    there everybody is."""
+    others = min(p.capacity["learner"], p.capacity["channel"])
+    return p.binding != "turns" and p.capacity["actors"] < (1 + SLACK) * others
 
 
 def different(ranked: Iterable[Prediction]) -> Iterator[Prediction]:

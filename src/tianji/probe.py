@@ -31,6 +31,7 @@ from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env, Score, TimeStep
 from tianji.errors import Failure
 from tianji.machine import keep_memory, kept_waiting
+from tianji.placement import kind_of
 from tianji.role import Did, State, generator
 from tianji.run import train
 from tianji.transports.memory import Memory
@@ -368,9 +369,9 @@ def learning(config: Config, most_envs: int) -> Measurement:
 
 def running(config: Config, runs: str) -> Measurement:
     """A real run in a folder of `runs`: seconds of an update of its learner, in its own process; of
-    the first one where several share every batch, its waiting for the others' sums included; None
-    where it made none. And of a step of its first actor, its waiting for a server included. Takes
-    `seconds`."""
+    the first one where several share every batch, its waiting for the others' sums included; where
+    workers do all in turn, from one update to the next, in their mean; None where none was made.
+    And of a step of its first actor, its waiting for a server included. Takes `seconds`."""
 
     def measure(seconds: float) -> Measured:
         stop = config.stop  # an end that schedules know of stays one, and is never reached
@@ -382,6 +383,8 @@ def running(config: Config, runs: str) -> Measurement:
         )
         folder = Path(train(bounded, runs=runs).run_dir)
         tracks = {track.host: track for track in trace.read(folder)}
+        if workers := [track for track in tracks.values() if kind_of(track.host) == "worker"]:
+            return {"update": _traced_rounds(workers), "step": None}
         update, step = _traced_update(tracks["learner"]), _traced_step(tracks["actor-0"])
         return {"update": update, "step": step}
 
@@ -398,6 +401,19 @@ def _traced_update(track: trace.Track) -> float | None:
     begin = ends[0] if len(ends) > 1 else 0.0
     own = np.isin(track.key, list(mine)) & (track.begin >= begin) & (track.end <= ends[-1])
     return float((track.end - track.begin)[own].sum()) / max(1, len(ends) - 1)
+
+
+def _traced_rounds(workers: Sequence[trace.Track]) -> float | None:
+    """Seconds from one update to the next, by the traces of all workers: the first ones do not
+    count, as others may not have begun. None: somebody made less than three."""
+    ends = [track.end[np.asarray(track.keys)[track.key] == "learner/update"] for track in workers]
+    if min(len(found) for found in ends) < 3:
+        return None
+    begin = max(found[1] for found in ends)
+    rounds = [np.diff(found[found >= begin]) for found in ends]
+    if not all(len(found) for found in rounds):
+        return None
+    return statistics.harmonic_mean([float(found.mean()) for found in rounds])  # of the rates
 
 
 def _traced_step(track: trace.Track) -> float | None:

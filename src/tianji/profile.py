@@ -20,7 +20,7 @@ from tianji.machine import cpu_model, gpu_model, version
 from tianji.plan import Rates, Task
 from tianji.view.status import human
 
-FORMAT = 4
+FORMAT = 5
 UNSTEADY = 0.1
 """such a variation of a machine's speed matters: more is measured, and a plan says what it means"""
 
@@ -212,6 +212,11 @@ def told(profile: Profile) -> str:
         f"{rates.slow_learn[busy]:.2f}; the slowest actor x {rates.behind(busy):.2f} of the mean"
         for busy in sorted(rates.slow_act)
         if busy > 1
+    ]
+    lines += [
+        f"  {workers} workers: acting and learning in turn x {factor:.2f}, joining included"
+        for workers, factor in sorted(rates.together.items())
+        if workers > 1
     ]
     if profile.whole:
         lines += ["", f"meanwhile the machine's own speed varied by ± {100 * profile.varied:.0f} %"]

@@ -21,7 +21,7 @@ from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.machine import core_order
 from tianji.machine import cores as cores_here
-from tianji.plan import MOST_ENVS, Rates, Task, between
+from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, predict
 from tianji.probe import (
     SLICES,
     Measured,
@@ -249,6 +249,7 @@ class _Profiler:
             **curves._asdict(),
         )  # fmt: skip
         rates = self._asking(rates, learnt, passing["push"] + passing["receive"])
+        rates = self._joining(rates, ratios, again.learn)
         return self._profile(rates, learnt, True, batches, inference, again.varied)
 
     def glance(self) -> Profile:
@@ -369,6 +370,15 @@ class _Profiler:
         more = statistics.median(self._asked_steps) - rates.asked(envs, 1, None).step
         return dataclasses.replace(rates, ask=max(0.0, rates.ask + more))
 
+    def _joining(self, rates: Rates, ratios: _Ratios, base: float) -> Rates:
+        """With what it costs workers that there are others, where real runs tell: over what one
+        alone is predicted to take."""
+        one = predict(self._task, rates, Choice("serial", 1, self._task.envs, self._task.T), 1)
+        took = {n: base * over(found) for n, found in ratios.workers.items()}
+        together = {n: seconds * one.new / rates.valid / self._task.rows
+                    for n, seconds in took.items()}  # fmt: skip
+        return dataclasses.replace(rates, together={1: 1.0} | together) if together else rates
+
     def _inside_act(self, act: dict[int, float], learnt: Measured) -> float:
         """How much longer acting takes where one process also learns."""
         if self._task.envs > self._at_once(MAKING) or self._task.envs not in act:
@@ -382,7 +392,8 @@ class _Profiler:
         collecting = self._task.rows * step / envs
         busy = self._beside(ratios, again, inside[1], envs, collecting)
         if self._task.workers:  # nobody learns in a process of its own
-            return [*busy[:1], *self._threads(ratios, again, inside), *busy[1:]]
+            workers = self._workers(ratios, again, inside[1], collecting)
+            return [*(workers or busy), *self._threads(ratios, again, inside)]
         apart = self._apart(ratios, again, inside, collecting)
         team = self._team(ratios, again, inside[1], collecting)
         threads = self._threads(ratios, again, inside)
@@ -485,10 +496,33 @@ class _Profiler:
             )
         return jobs
 
+    def _workers(
+        self, ratios: _Ratios, again: _Again, update: float, collecting: float
+    ) -> list[_Job]:
+        """How long it takes each of several workers from one update to the next, over an update of
+        one alone: two of them, and one on every core."""
+        making = self._making * self._task.envs
+        seconds = self._long_enough(update + collecting, collecting)
+        jobs = []
+        for workers in sorted({2, len(self._mine)}, reverse=True):
+            several = self._asked.scaled(
+                engine="local", actors=1, learners=1, groups=workers, cores=1, pin=True,
+                envs_per_actor=self._task.envs,
+            )  # fmt: skip
+            quiet = dataclasses.replace(
+                several, eval=dataclasses.replace(several.eval, every=0), auto=False
+            )
+            if workers > len(self._mine) or not begins(quiet, self._env):
+                continue
+            run = without_warmup(quiet, self._env)
+            what = f"{workers} workers"
+            jobs.append(self._job(what, ratios.workers, workers, again, run, seconds, making))
+        return jobs
+
     def _job(
         self,
         what: str,
-        found: dict[int, list[float]],
+        found: dict[int, list[_Beside]],
         key: int,
         again: _Again,
         run: Config,
@@ -502,7 +536,7 @@ class _Profiler:
             told, base = again.beside(lambda: self._run(run, seconds))
             if told["update"] is None:
                 return False
-            found.setdefault(key, []).append(told["update"] / base)
+            found.setdefault(key, []).append(_Beside(told["update"], base))
             if run.scale.actors == 1 and run.scale.envs_per_actor == self._task.envs:
                 self._asked_steps.append(told["step"])
             return True
@@ -601,6 +635,21 @@ class _Job(NamedTuple):
     """is it worth while to look at it again, by what is known so far?"""
 
 
+class _Beside(NamedTuple):
+    """An update under other circumstances, and one inside a process that also acts, on one core, at
+    about that time; in seconds."""
+
+    took: float
+    base: float
+
+
+def over(found: Sequence[_Beside]) -> float:
+    """How much longer it takes: of the medians, as each single look may be disturbed."""
+    return statistics.median(one.took for one in found) / statistics.median(
+        one.base for one in found
+    )
+
+
 class _Slowed(NamedTuple):
     """Beside others, over alone."""
 
@@ -626,31 +675,33 @@ class _Ratios:
     """How much longer things take under other circumstances, each as often as it was measured."""
 
     def __init__(self) -> None:
-        self.apart: dict[int, list[float]] = {}
+        self.apart: dict[int, list[_Beside]] = {}
         """cores: an update in a process of its own, over one inside a process that also acts, on
         one core"""
         self.busy_apart = 2
         """busy cores while that was measured"""
-        self.threads: dict[int, list[float]] = {}
+        self.threads: dict[int, list[_Beside]] = {}
         """cores: an update inside such a process, over one with one core"""
-        self.team: dict[int, list[float]] = {}
+        self.team: dict[int, list[_Beside]] = {}
         """learners: an update of all of them, over one inside a process that also acts"""
+        self.workers: dict[int, list[_Beside]] = {}
+        """workers: from one update of each to the next, over an update alone"""
         self.busy: dict[int, list[_Slowed]] = {}
         """by busy cores"""
 
-    def may_help(self, found: dict[int, list[float]], count: int) -> bool:
+    def may_help(self, found: dict[int, list[_Beside]], count: int) -> bool:
         """Could so many cores or learners make updates quicker than one does?"""
         one, these = self.apart.get(1), found.get(count)
         if count == 1 or not one or not these:
             return True
-        return statistics.median(these) < HOPELESS * statistics.median(one)
+        return over(these) < HOPELESS * over(one)
 
     def curves(self, inside: dict[int, float], base: float) -> _Curves:
         """With seconds of an update inside a process that also acts, by cores; on one core it took
         `base` in the median of many."""
         inside = {cores: base * seconds / inside[1] for cores, seconds in inside.items()}
-        inside |= {cores: base * statistics.median(found) for cores, found in self.threads.items()}
-        apart = {cores: statistics.median(found) for cores, found in self.apart.items()}
+        inside |= {cores: base * over(found) for cores, found in self.threads.items()}
+        apart = {cores: over(found) for cores, found in self.apart.items()}
         first = apart.get(1, 1.0)
         slow_learn, slow_act, slowest = (
             {1: 1.0}
@@ -662,8 +713,7 @@ class _Ratios:
             slow_learn = {n: max(1.0, factor / known) for n, factor in slow_learn.items()}
         # several learners had busy cores beside them, which predictions know of
         team = {
-            n: statistics.median(found) / first / between(slow_learn, 2 * n)
-            for n, found in self.team.items()
+            n: over(found) / first / between(slow_learn, 2 * n) for n, found in self.team.items()
         }
         learn = {cores: seconds * first for cores, seconds in inside.items()}
         learn |= {cores: base * ratio for cores, ratio in apart.items()}
@@ -713,11 +763,11 @@ class _Again:
         taken = measure()
         return taken, (before + self.look()) / 2
 
-    def threads(self, cores: Sequence[int]) -> float:
-        """How long an update takes on these cores, over one on one core."""
+    def threads(self, cores: Sequence[int]) -> _Beside:
+        """How long an update takes on these cores, and on one."""
         took = self._ask_learner(cores)
         self._learnt.append(self._ask_learner())
-        return took / self._learnt[-1]
+        return _Beside(took, self._learnt[-1])
 
     def slowed(self, others: Sequence[Probe], alike: float) -> list[_Slowed]:
         """How much longer learning and acting take together and beside others that act than each
