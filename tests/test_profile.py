@@ -219,10 +219,9 @@ def test_asking_takes_what_it_took_in_real_runs():
     one = profiler._Profiler(config, lambda what, left: None)
     rates = dataclasses.replace(a_profile(config).rates, infer={8: 2e-3})
     learnt = {"ask": 1e-4, "answer": 2.5e-3}
-    alone = one._asking(rates, learnt, 1e-5)
+    alone = one._asking(rates, learnt, 1e-5, [])
     assert (alone.ask, alone.answer) == pytest.approx((1.1e-4, 5.1e-4))
-    one._asked_steps = [0.02, 0.03, 0.9]
-    known = one._asking(rates, learnt, 1e-5)
+    known = one._asking(rates, learnt, 1e-5, [0.02, 0.03, 0.9])
     assert known.asked(8, 1, None).step == pytest.approx(0.03)
     assert known.answer == alone.answer
 
@@ -350,6 +349,16 @@ def test_one_disturbed_measurement_of_three_changes_nothing():
     assert curves.team == pytest.approx({1: 1.0, 2: 0.5}), "two learners had three"
 
 
+class Look:
+    """In the place of who is asked again and again."""
+
+    def __init__(self, varied):
+        self.varied, self.looks = varied, 0
+
+    def look(self):
+        self.looks += 1
+
+
 def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
     now, done = [0.0], []
     monkeypatch.setattr(profiler.time, "monotonic", lambda: now[0])
@@ -360,7 +369,7 @@ def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
             done.append(what)
             return came
 
-        return profiler._Job(what, expected or seconds, do)
+        return profiler._Job(what, "apart", 1, expected or seconds, do)
 
     one = object.__new__(profiler._Profiler)
     one._begun, one._skipped, one._progress = 0.0, [], lambda what, left: None
@@ -369,29 +378,60 @@ def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
     assert [(j.what, j.seconds) for j in jobs] == [("quick", 3), ("slow", 15)]
     assert one._skipped == ["nothing", "late"]
     done.clear()
-    varied = [1.0]
-    one._repeat(jobs, lambda: varied[0])
+    monkeypatch.setattr(one, "_that_matter", lambda jobs, ratios, rates: jobs)
+    one._repeat(jobs, None, None, Look(1.0))
     assert done == ["quick", "slow", "quick", "quick"], "then there are 2 s left, of 45"
     now[0] = 20.0
     done.clear()
-    again = [quick._replace(matters=lambda: False), job("matters", 3)]
-    one._repeat(again, lambda: varied[0])
+    one._repeat([job("matters", 1)], None, None, Look(1.0))
     assert done == ["matters"] * (profiler.MORE - 1)
-    now[0], varied[0] = 20.0, 0.05
+    now[0] = 20.0
     done.clear()
-    one._repeat(again, lambda: varied[0])
+    one._repeat([job("matters", 1)], None, None, Look(0.05))
     assert done == ["matters"] * (profiler.TURNS - 1), "a steady machine need not be asked as often"
+    idle = Look(0.05)
+    one._repeat([], None, None, idle)
+    assert idle.looks == profiler.TURNS - 1, "nothing that is compared matters"
 
 
-def test_what_makes_updates_slower_is_not_looked_at_again():
-    ratios = profiler._Ratios()
-    assert ratios.may_help(ratios.team, 2), "nothing is known yet"
-    ratios.apart = {1: over_one(1.0, 1.1, 0.9), 4: over_one(1.3, 1.4)}
-    ratios.team = {2: over_one(1.1), 4: over_one(0.6)}
-    assert ratios.may_help(ratios.apart, 1)
-    assert not ratios.may_help(ratios.apart, 4)
-    assert ratios.may_help(ratios.team, 2), "it may be the other way round at another time"
-    assert ratios.may_help(ratios.team, 4)
+def test_only_what_the_best_ways_depend_on_is_looked_at_again():
+    one = object.__new__(profiler._Profiler)
+    config = load_config(CARTPOLE, ["scale.relax=tianji", "scale.engine=local"])
+    profile = a_profile(config)
+    one._task, one._mine = profile.task, [0, 1, 2, 3]
+    base = profile.rates
+
+    def mattering(act, learn, **found):
+        """Of all that was compared, with an update of one learner inside a process that acts."""
+        ratios = profiler._Ratios(**found)
+
+        def rates(ratios):
+            curves = ratios.curves({1: learn}, learn)
+            return dataclasses.replace(base, act={1: act / 8, 8: act}, **curves._asdict())
+
+        jobs = [profiler._Job(f"{kind} {key}", kind, key, 1.0, lambda: True)
+                for kind, looks in found.items() for key in looks]  # fmt: skip
+        return [job.what for job in one._that_matter(jobs, ratios, rates)]
+
+    slowed = {n: [profiler._Slowed(1.0, 1.0, 1.0)] for n in (2, 4)}
+    compared = {"apart": {1: over_one(1.0), 2: over_one(1.6)}, "busy": slowed}
+    assert mattering(1e-4, 1.0, **compared, team={2: over_one(1.5)}) == ["apart 1"]
+    # two learners are nearly as quick as one: at another time they may be quicker
+    assert mattering(1e-4, 1.0, **compared, team={2: over_one(1.1)}) == ["apart 1", "team 2"]
+    # they are the quickest, and it was measured with four busy cores
+    assert mattering(1e-4, 1.0, **compared, team={2: over_one(0.6)}) == ["team 2"]
+    # an update takes no time, and what two actors make, on three busy cores, is all there is
+    assert mattering(1.0, 1e-3, **compared, team={}) == ["busy 2", "busy 4"]
+
+
+def test_if_something_had_taken_longer():
+    ratios = profiler._Ratios(apart={1: over_one(2.0)}, team={2: over_one(3.0)}, asked=[1.0])
+    apart, team = ratios.times(1.1, "apart", 1), ratios.times(1.1, "team", 2)
+    assert profiler.over(apart.apart[1]) == pytest.approx(2.2)
+    assert (apart.team, apart.asked) == (ratios.team, [pytest.approx(1.1)])
+    assert profiler.over(team.team[2]) == pytest.approx(3.3)
+    assert (team.apart, team.asked) == (ratios.apart, ratios.asked)
+    assert profiler.over(ratios.apart[1]) == 2.0, "and what was measured stays"
 
 
 def test_how_much_the_machine_varied_is_kept_and_told():
@@ -633,9 +673,10 @@ def test_what_workers_cost_each_other_is_measured_by_a_real_run_of_theirs(tmp_pa
     alone_s = rows * rates.valid / predict(one._task, rates, Choice("serial", 1, 8, 8), 1).new
     # Updates of 1.0 s alone took 1.25 s at that time; rounds of two workers 2.5 times as long.
     ratios.workers[2] = beside((2.5 * 1.25, 1.25), (2.5 * 1.25, 1.25), (99.0, 1.25))
-    found = one._joining(rates, ratios, 1.0)
+    again = profiler._Again(Told("learn"), Told("step"), [0], 1.0)
+    found = one._joining(rates, ratios, again)
     assert found.together == pytest.approx({1: 1.0, 2: 2.5 / alone_s})
-    assert one._joining(rates, profiler._Ratios(), 1.0) == rates, "nothing was measured"
+    assert one._joining(rates, profiler._Ratios(), again) == rates, "nothing was measured"
 
 
 def test_a_profile_of_workers_runs_as_many_as_there_are_cores_for(monkeypatch):
@@ -643,7 +684,7 @@ def test_a_profile_of_workers_runs_as_many_as_there_are_cores_for(monkeypatch):
     one = profiler._Profiler(load_config(CARTPOLE, WORKERS), lambda what, left: None)
     one._mine = list(range(6))
 
-    def job(what, found, key, again, run, seconds, making=0.0, matters=None):
+    def job(what, kind, key, ratios, again, run, seconds, making=0.0):
         asked.append((what, key, run.scale.groups, run.scale.relax, run.eval.every))
 
     monkeypatch.setattr(one, "_job", job)

@@ -21,7 +21,7 @@ from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.machine import core_order
 from tianji.machine import cores as cores_here
-from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, predict
+from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, different, predict, search
 from tianji.probe import (
     SLICES,
     Measured,
@@ -44,11 +44,13 @@ ACT, LEARN = 0.4, 2.0
 """seconds for which acting is looked at, with each number of envs, and learning on one core"""
 START, START_GPU = 3.0, 8.0
 """seconds that a run takes beside its training, about; with a GPU"""
-TURNS, MORE = 3, 5
+TURNS, MORE = 3, 9
 """times that each comparison is made, at most; and on a machine whose own speed varies"""
-HOPELESS = 1.2
-"""times as long as with one learner on one core, and an update is not looked at again: no plan will
-choose what makes it so"""
+LONGER, SHORTER = 1.1, 1 / 1.2
+"""times as long as measured that something may in truth take: what then changes nothing is not
+looked at again"""
+MATTERS = 0.02
+"""share by which a prediction must change for that"""
 TEAMS = (2, 4)
 """learners that are measured together"""
 SHORT = 0.05
@@ -212,8 +214,6 @@ class _Profiler:
         self._sooner = without_warmup(self._one, self._env)
         self._on_cpu = config.scale.device == "cpu"
         self._skipped: list[str] = []
-        self._asked_steps: list[float] = []
-        """seconds of a step in real runs with one actor, with what a server took for it"""
         self._probes = contextlib.ExitStack()
         """processes that are asked more than once"""
 
@@ -236,21 +236,25 @@ class _Profiler:
         jobs = self._once(self._jobs(ratios, again, inside, envs, act[envs]))
         batches = self._batches(inside[1], preparing)
         inference = self._inference(act, envs)
-        self._repeat(jobs, lambda: again.varied)
+
+        def rates(ratios: _Ratios) -> Rates:
+            """By what was compared so far."""
+            mine = act | {envs: again.act}
+            found = Rates(
+                act=mine, begin=acted["load"], send=passing["push"],
+                receive=learnt.get("receive", 0.0) + passing["receive"],
+                serve=learnt["serve"] + passing["push"] + passing["receive"], take=learnt["take"],
+                wake=passing["wake"], valid=acted["valid"], device=self._asked.scale.device,
+                inside_act=self._inside_act(mine, learnt),
+                infer={n: shares[n] * mine[n] for n in mine},
+                **ratios.curves(inside, again.learn)._asdict(),
+            )  # fmt: skip
+            asking = passing["push"] + passing["receive"]
+            return self._joining(self._asking(found, learnt, asking, ratios.asked), ratios, again)
+
+        self._repeat(jobs, ratios, rates, again)
         again.look()
-        act[envs] = again.act
-        curves = ratios.curves(inside, again.learn)
-        rates = Rates(
-            act=act, begin=acted["load"], send=passing["push"],
-            receive=learnt.get("receive", 0.0) + passing["receive"],
-            serve=learnt["serve"] + passing["push"] + passing["receive"], take=learnt["take"],
-            wake=passing["wake"], valid=acted["valid"], device=self._asked.scale.device,
-            inside_act=self._inside_act(act, learnt), infer={n: shares[n] * act[n] for n in act},
-            **curves._asdict(),
-        )  # fmt: skip
-        rates = self._asking(rates, learnt, passing["push"] + passing["receive"])
-        rates = self._joining(rates, ratios, again.learn)
-        return self._profile(rates, learnt, True, batches, inference, again.varied)
+        return self._profile(rates(ratios), learnt, True, batches, inference, again.varied)
 
     def glance(self) -> Profile:
         mine = self._mine[:1]
@@ -270,7 +274,7 @@ class _Profiler:
             wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0}, valid=first["valid"],
             device=self._asked.scale.device,
         )  # fmt: skip
-        return self._profile(self._asking(rates, learnt, 1.5e-5), learnt, False)
+        return self._profile(self._asking(rates, learnt, 1.5e-5, []), learnt, False)
 
     def _profile(
         self,
@@ -355,26 +359,28 @@ class _Profiler:
             found[count] = float(learnt["learn"])
         return found, learnt
 
-    def _asking(self, rates: Rates, learnt: Measured, passing: float) -> Rates:
+    def _asking(
+        self, rates: Rates, learnt: Measured, passing: float, asked: Sequence[float]
+    ) -> Rates:
         """With what it takes to ask a server, if there is one: inference aside, and with a message
-        in each direction, which takes `passing` seconds of both sides together; with what else it
-        took in real runs, where there were some."""
+        in each direction, which takes `passing` seconds of both sides together; with what else
+        steps took in real runs, where there were some."""
         if not self._task.server:
             return rates
         envs = self._task.envs
         inferring = between(rates.infer, envs, above=1.0)
         answer = max(0.0, learnt["answer"] - inferring) + passing
         rates = dataclasses.replace(rates, ask=learnt["ask"] + passing, answer=answer)
-        if not self._asked_steps:
+        if not asked:
             return rates
-        more = statistics.median(self._asked_steps) - rates.asked(envs, 1, None).step
+        more = statistics.median(asked) - rates.asked(envs, 1, None).step
         return dataclasses.replace(rates, ask=max(0.0, rates.ask + more))
 
-    def _joining(self, rates: Rates, ratios: _Ratios, base: float) -> Rates:
+    def _joining(self, rates: Rates, ratios: _Ratios, again: _Again) -> Rates:
         """With what it costs workers that there are others, where real runs tell: over what one
         alone is predicted to take."""
         one = predict(self._task, rates, Choice("serial", 1, self._task.envs, self._task.T), 1)
-        took = {n: base * over(found) for n, found in ratios.workers.items()}
+        took = {n: again.learn * over(found) for n, found in ratios.workers.items()}
         together = {n: seconds * one.new / rates.valid / self._task.rows
                     for n, seconds in took.items()}  # fmt: skip
         return dataclasses.replace(rates, together={1: 1.0} | together) if together else rates
@@ -412,17 +418,47 @@ class _Profiler:
                 self._skipped.append(job.what)
         return done
 
-    def _repeat(self, jobs: list[_Job], varied: Callable[[], float]) -> None:
+    def _repeat(
+        self,
+        jobs: list[_Job],
+        ratios: _Ratios,
+        rates: Callable[[_Ratios], Rates],
+        again: _Again,
+    ) -> None:
         """Do again what matters while there is time: at one moment others may use the machine,
-        too."""
+        too. Where nothing of it does, look again at who acts and who learns."""
         for turn in range(1, MORE):
-            if turn >= TURNS and varied() <= UNSTEADY:
+            if turn >= TURNS and again.varied <= UNSTEADY:
                 return
-            for job in jobs:
-                if self._left < 1.2 * job.seconds + 1 or not job.matters():
+            matter = self._that_matter(jobs, ratios, rates)
+            if not matter and self._left > 2:
+                again.look()
+            for job in matter:
+                if self._left < 1.2 * job.seconds + 1:
                     continue
                 self._say(f"{job.what}, again")
                 job.do()
+
+    def _that_matter(
+        self, jobs: list[_Job], ratios: _Ratios, rates: Callable[[_Ratios], Rates]
+    ) -> list[_Job]:
+        """Those on which it depends what the best way comes to or, by what is known so far, whether
+        it is the best."""
+        cores = len(self._mine)
+        ways = [p.choice for p in different(search(self._task, rates(ratios), cores))]
+
+        def new(way: Choice, known: Rates) -> float:
+            return predict(self._task, known, way, cores).new
+
+        def matters(job: _Job) -> bool:
+            slower, quicker = (
+                rates(ratios.times(factor, job.kind, job.key)) for factor in (LONGER, SHORTER)
+            )
+            best = new(ways[0], rates(ratios))
+            overtaken = max(new(way, quicker) for way in ways) / new(ways[0], quicker) - 1
+            return max(1 - new(ways[0], slower) / best, overtaken) > MATTERS
+
+        return [job for job in jobs if matters(job)]
 
     def _apart(
         self, ratios: _Ratios, again: _Again, inside: dict[int, float], collecting: float
@@ -442,8 +478,7 @@ class _Profiler:
             seconds = self._long_enough(inside[cores], collecting)
             run = self._sooner.scaled(pin=True, cores=cores)
             what = f"a learner of its own with {cores} core{'s' * (cores > 1)}"
-            matters = partial(ratios.may_help, ratios.apart, cores)
-            jobs.append(self._job(what, ratios.apart, cores, again, run, seconds, matters=matters))
+            jobs.append(self._job(what, "apart", cores, ratios, again, run, seconds))
         return jobs
 
     def _fed(self, ratios: _Ratios, again: _Again, update: float, collecting: float) -> list[_Job]:
@@ -463,7 +498,7 @@ class _Profiler:
         making = self._making * run.scale.envs_per_actor + START_GPU - START
         seconds = self._long_enough(update, collecting / actors)
         what = f"a learner that {actors} actor{'s feed' if actors > 1 else ' feeds'}"
-        return [self._job(what, ratios.apart, 1, again, run, seconds, making)]
+        return [self._job(what, "apart", 1, ratios, again, run, seconds, making)]
 
     def _threads(self, ratios: _Ratios, again: _Again, inside: dict[int, float]) -> list[_Job]:
         """How long an update takes with as many cores as were best, over one with one core."""
@@ -474,7 +509,8 @@ class _Profiler:
             return True
 
         expected = 2 * (again.SECONDS + inside[1])
-        return [_Job(f"learning with {best} cores", expected, do)] if best > 1 else []
+        what = f"learning with {best} cores"
+        return [_Job(what, "threads", best, expected, do)] if best > 1 else []
 
     def _team(self, ratios: _Ratios, again: _Again, update: float, collecting: float) -> list[_Job]:
         """How long an update of several learners takes, each on a core of its own, over one inside
@@ -490,10 +526,7 @@ class _Profiler:
             seconds = self._long_enough(update, collecting)
             making = self._making * envs
             what = f"{learners} learners"
-            matters = partial(ratios.may_help, ratios.team, learners)
-            jobs.append(
-                self._job(what, ratios.team, learners, again, several, seconds, making, matters)
-            )
+            jobs.append(self._job(what, "team", learners, ratios, again, several, seconds, making))
         return jobs
 
     def _workers(
@@ -516,19 +549,19 @@ class _Profiler:
                 continue
             run = without_warmup(quiet, self._env)
             what = f"{workers} workers"
-            jobs.append(self._job(what, ratios.workers, workers, again, run, seconds, making))
+            jobs.append(self._job(what, "workers", workers, ratios, again, run, seconds, making))
         return jobs
 
     def _job(
         self,
         what: str,
-        found: dict[int, list[_Beside]],
+        kind: Literal["apart", "team", "workers"],
         key: int,
+        ratios: _Ratios,
         again: _Again,
         run: Config,
         seconds: float,
         making: float = 0.0,
-        matters: Callable[[], bool] = lambda: True,
     ) -> _Job:
         """A real run, and what an update takes there over what it takes inside, on one core."""
 
@@ -536,12 +569,13 @@ class _Profiler:
             told, base = again.beside(lambda: self._run(run, seconds))
             if told["update"] is None:
                 return False
+            found: dict[int, list[_Beside]] = getattr(ratios, kind)
             found.setdefault(key, []).append(_Beside(told["update"], base))
             if run.scale.actors == 1 and run.scale.envs_per_actor == self._task.envs:
-                self._asked_steps.append(told["step"])
+                ratios.asked.append(told["step"])
             return True
 
-        return _Job(what, seconds + START + making, do, matters)
+        return _Job(what, kind, key, seconds + START + making, do)
 
     def _beside(
         self, ratios: _Ratios, again: _Again, update: float, envs: int, collecting: float
@@ -566,7 +600,7 @@ class _Profiler:
         some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
         expected = envs * self._making + 1 + 6 * (again.SECONDS + update)
         return [
-            _Job(f"{busy} busy cores", expected, partial(do, busy))
+            _Job(f"{busy} busy cores", "busy", busy, expected, partial(do, busy))
             for busy in sorted(some, reverse=True)
         ]
 
@@ -627,12 +661,13 @@ class _Job(NamedTuple):
     """One thing to measure, as often as there is time for it."""
 
     what: str
+    kind: Literal["apart", "threads", "team", "workers", "busy"]
+    key: int
+    """where in `_Ratios` it puts what it finds"""
     seconds: float
     """that it takes, about"""
     do: Callable[[], bool]
     """False: nothing came of it"""
-    matters: Callable[[], bool] = lambda: True
-    """is it worth while to look at it again, by what is known so far?"""
 
 
 class _Beside(NamedTuple):
@@ -641,6 +676,9 @@ class _Beside(NamedTuple):
 
     took: float
     base: float
+
+    def times(self, factor: float) -> _Beside:
+        return self._replace(took=factor * self.took)
 
 
 def over(found: Sequence[_Beside]) -> float:
@@ -659,6 +697,9 @@ class _Slowed(NamedTuple):
     slowest: float
     """of the actors, whichever it is at a time, over that mean"""
 
+    def times(self, factor: float) -> _Slowed:
+        return _Slowed(*(factor * ratio for ratio in self))
+
 
 class _Curves(NamedTuple):
     """What of `Rates` comes of ratios."""
@@ -671,30 +712,33 @@ class _Curves(NamedTuple):
     team: dict[int, float]
 
 
+@dataclasses.dataclass
 class _Ratios:
     """How much longer things take under other circumstances, each as often as it was measured."""
 
-    def __init__(self) -> None:
-        self.apart: dict[int, list[_Beside]] = {}
-        """cores: an update in a process of its own, over one inside a process that also acts, on
-        one core"""
-        self.busy_apart = 2
-        """busy cores while that was measured"""
-        self.threads: dict[int, list[_Beside]] = {}
-        """cores: an update inside such a process, over one with one core"""
-        self.team: dict[int, list[_Beside]] = {}
-        """learners: an update of all of them, over one inside a process that also acts"""
-        self.workers: dict[int, list[_Beside]] = {}
-        """workers: from one update of each to the next, over an update alone"""
-        self.busy: dict[int, list[_Slowed]] = {}
-        """by busy cores"""
+    apart: dict[int, list[_Beside]] = dataclasses.field(default_factory=dict)
+    """cores: an update in a process of its own, over one inside a process that also acts, on one
+    core"""
+    busy_apart: int = 2
+    """busy cores while that was measured"""
+    asked: list[float] = dataclasses.field(default_factory=list)
+    """seconds of a step of the only actor meanwhile, with what a server took for it"""
+    threads: dict[int, list[_Beside]] = dataclasses.field(default_factory=dict)
+    """cores: an update inside such a process, over one with one core"""
+    team: dict[int, list[_Beside]] = dataclasses.field(default_factory=dict)
+    """learners: an update of all of them, over one inside a process that also acts"""
+    workers: dict[int, list[_Beside]] = dataclasses.field(default_factory=dict)
+    """workers: from one update of each to the next, over an update alone"""
+    busy: dict[int, list[_Slowed]] = dataclasses.field(default_factory=dict)
+    """by busy cores"""
 
-    def may_help(self, found: dict[int, list[_Beside]], count: int) -> bool:
-        """Could so many cores or learners make updates quicker than one does?"""
-        one, these = self.apart.get(1), found.get(count)
-        if count == 1 or not one or not these:
-            return True
-        return over(these) < HOPELESS * over(one)
+    def times(self, factor: float, kind: str, key: int) -> _Ratios:
+        """As if one of them had always taken so many times as long."""
+        found = getattr(self, kind)
+        changed = {kind: found | {key: [one.times(factor) for one in found[key]]}}
+        if kind == "apart":
+            changed["asked"] = [factor * step for step in self.asked]
+        return dataclasses.replace(self, **changed)
 
     def curves(self, inside: dict[int, float], base: float) -> _Curves:
         """With seconds of an update inside a process that also acts, by cores; on one core it took
