@@ -5,11 +5,12 @@
 
 For each config: a profile; a prediction for every way to spread it over the cores of this machine
 that changes nothing of what is learnt (replay: with the envs that are best for it); then real runs
-of these, interleaved with further profiles, as the machine's own speed drifts: the median rate of
-new steps is compared with the median prediction. --add makes further rounds, at another time, of
-the same ways. Where there are more ways than --most, half of those that are run are predicted to be
-best, and the others are spread from there to the worst. The bars are an error of at most 15 % for
-each plan and of 8 % in the median, and a plan that reaches 0.95 of the best run. Results:
+of these, interleaved with further profiles. As the machine's own speed drifts, each round's run is
+compared with the prediction of the profile just before it, and with the other runs of its round;
+the medians over rounds count. --add makes further rounds, at another time, of the same ways. Where
+there are more ways than --most, half of those that are run are predicted to be best, and the others
+are spread from there to the worst. The bars are an error of at most 15 % for each plan and of 8 %
+in the median, and a plan that reaches 0.95 of the best run. Results:
 benchmarks/results/plan/NAME_N_cores.json, written after each round, and docs/plan.svg, which --draw
 alone draws again.
 """
@@ -176,14 +177,16 @@ def run(
 
 
 def compared(case: dict[str, Any]) -> dict[str, Any]:
-    """With medians of what was predicted and measured, of every way."""
+    """With what was predicted and measured of every way, in the median; the error of its rounds,
+    and in their median; and what the plan's own way reached of the best, round by round."""
     for way in case["ways"]:
-        way["predicted"] = float(np.median(way["predictions"]))
-        way["measured"] = float(np.median(way["samples"]))
-        way["error"] = way["predicted"] / way["measured"] - 1
+        predictions, samples = np.array(way["predictions"]), np.array(way["samples"])
+        way["predicted"], way["measured"] = float(np.median(predictions)), float(np.median(samples))
+        way["errors"] = (predictions / samples - 1).tolist()
+        way["error"] = float(np.median(way["errors"]))
     mine = next(way for way in case["ways"] if way["chosen"])
-    reached = mine["measured"] / max(way["measured"] for way in case["ways"])
-    return case | {"error": mine["error"], "reached": reached}
+    shares = [np.median(np.divide(mine["samples"], way["samples"])) for way in case["ways"]]
+    return case | {"error": mine["error"], "reached": float(min(shares))}
 
 
 def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> float:

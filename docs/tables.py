@@ -400,8 +400,8 @@ def trace() -> str:
 def planned() -> str:
     """What plans predicted, and what runs then did."""
     rows = [
-        "| config | plan | predicted, new steps/s | measured | error | of the best run |",
-        "|---|---|---|---|---|---|",
+        "| config | plan | predicted, new steps/s | measured | error | rounds | of the best run |",
+        "|---|---|---|---|---|---|---|",
     ]
     told = set()
     cases = [json.loads(path.read_text()) for path in (RESULTS / "plan").glob("*_cores.json")]
@@ -410,10 +410,19 @@ def planned() -> str:
         rows.append(
             f"| `{case['name']}`, {case['machine']['cores']} cores | {way['words']} "
             f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
-            f"| {case['reached']:.2f} of {len(case['ways'])} |".replace("%", " %")
+            f"| {_from_to(way['errors'])} | {case['reached']:.2f} of {len(case['ways'])} |".replace(
+                "%", " %"
+            )
         )
         told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
     return "\n".join([*rows, "", *sorted(told)]) + "\n"
+
+
+def _from_to(errors: list[float]) -> str:
+    """Of several rounds, the least and the most."""
+    if len(errors) == 1:
+        return "one"
+    return f"{len(errors)}: {min(errors):+.0%} to {max(errors):+.0%}"
 
 
 def knee() -> str:
