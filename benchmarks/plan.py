@@ -88,7 +88,8 @@ def main() -> None:
 
 
 def draw() -> None:
-    """What was predicted against what was measured, for every way and every machine."""
+    """What was predicted against what was measured, for every way and every machine; as far from
+    each other as in the median of the rounds."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path in sorted((RESULTS / "plan").glob("*_cores.json")):
         case = json.loads(path.read_text())
@@ -99,11 +100,11 @@ def draw() -> None:
             for case in cases:
                 ways, name = case["ways"], case["name"]
                 xs = [way["measured"] for way in ways]
-                ys = [way["predicted"] for way in ways]
+                ys = [way["measured"] * (1 + way["error"]) for way in ways]
                 (dots,) = axis.plot(xs, ys, "o", markersize=4, alpha=0.4, label=name)
                 mine = next(way for way in ways if way["chosen"])
-                axis.plot(mine["measured"], mine["predicted"], "o", markersize=9, fillstyle="none",
-                          color=dots.get_color())  # fmt: skip
+                axis.plot(mine["measured"], mine["measured"] * (1 + mine["error"]), "o",
+                          markersize=9, fillstyle="none", color=dots.get_color())  # fmt: skip
                 every += [*xs, *ys]
             ends = np.array([0.8 * min(every), 1.25 * max(every)])
             axis.plot(ends, ends, color="grey", linewidth=0.8)
@@ -201,7 +202,7 @@ def sweep(config: Config, found: Profile, best: Prediction, most: int) -> list[P
     env = profiler.see(profiler.template(config)).env
 
     def allowed(choice: Choice) -> bool:
-        return planner.possible(config, choice, env, found.task)
+        return profiler.possible(config, choice, env, found.task)
 
     ranked = list(different(search(found.task, found.rates, cores(), allowed)))
     if best.choice not in [p.choice for p in ranked]:

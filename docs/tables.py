@@ -415,14 +415,18 @@ def planned() -> str:
             )
         )
         told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
-    return "\n".join([*rows, "", *sorted(told)]) + "\n"
+    note = [
+        "Each column is a median of its own, so that an error is not the quotient of two others."
+    ]
+    return "\n".join([*rows, "", *note, "", *sorted(told)]) + "\n"
 
 
 def _from_to(errors: list[float]) -> str:
     """Of several rounds, the least and the most."""
     if len(errors) == 1:
         return "one"
-    return f"{len(errors)}: {min(errors):+.0%} to {max(errors):+.0%}"
+    least, most = (round(100 * error) for error in (min(errors), max(errors)))
+    return f"{len(errors)}: {least:+d} to {most:+d}%"
 
 
 def knee() -> str:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -33,6 +34,9 @@ REPLAY = {
     "scale": {"envs_per_actor": 4, "rollout_length": 4},
     "stop": {"updates": 3},
 }
+
+
+WORKERS = ["scale.relax=gala", "scale.engine=local", "scale.groups=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -212,6 +216,22 @@ def test_the_time_of_a_step_is_all_that_an_actor_waits_for():
     assert probe._traced_step(track) == pytest.approx(1.8)
     none = Track("actor-0", keys, np.array([4]), np.array([0.0]), np.array([1.0]))
     assert probe._traced_step(none) is None
+
+
+def test_the_time_between_updates_of_workers_is_that_of_all_once_all_have_begun():
+    def worker(*ends):
+        """Each update takes 0.1 s, and there is as much of something else before it."""
+        begin = np.array([[end - 0.2, end - 0.1] for end in ends]).ravel()
+        return Track("g0.worker", ("actor/simulate", "learner/update"),
+                     np.tile([0, 1], len(ends)), begin, begin + 0.1)  # fmt: skip
+
+    quick, slow = worker(*range(1, 12)), worker(2, 5, 8, 11)
+    assert probe._traced_rounds([quick, slow]) == pytest.approx(1.5), "by the mean of the rates"
+    # what the quick one did before the other had begun would be 0.1 s
+    early = worker(0.1, 0.2, 0.3, 0.4, 6, 7, 8)
+    assert probe._traced_rounds([early, slow]) == pytest.approx(2 / (1 / 1 + 1 / 3))
+    assert probe._traced_rounds([quick, worker(2, 5)]) is None, "too few"
+    assert probe._traced_rounds([worker(1, 2, 3), worker(8, 9, 10)]) is None, "one had ended"
 
 
 def test_asking_takes_what_it_took_in_real_runs():
@@ -398,7 +418,8 @@ def test_only_what_the_best_ways_depend_on_is_looked_at_again():
     one = object.__new__(profiler._Profiler)
     config = load_config(CARTPOLE, ["scale.relax=tianji", "scale.engine=local"])
     profile = a_profile(config)
-    one._task, one._mine = profile.task, [0, 1, 2, 3]
+    one._task, one._mine, one._asked, one._possibles = profile.task, [0, 1, 2, 3], config, {}
+    one._env = profiler.see(config).env
     base = profile.rates
 
     def mattering(act, learn, **found):
@@ -425,13 +446,18 @@ def test_only_what_the_best_ways_depend_on_is_looked_at_again():
 
 
 def test_if_something_had_taken_longer():
-    ratios = profiler._Ratios(apart={1: over_one(2.0)}, team={2: over_one(3.0)}, asked=[1.0])
+    ratios = profiler._Ratios(
+        apart={1: over_one(2.0)}, team={2: over_one(3.0)}, asked=[1.0],
+        busy={4: [profiler._Slowed(1.0, 2.0, 1.5)]},
+    )  # fmt: skip
     apart, team = ratios.times(1.1, "apart", 1), ratios.times(1.1, "team", 2)
     assert profiler.over(apart.apart[1]) == pytest.approx(2.2)
     assert (apart.team, apart.asked) == (ratios.team, [pytest.approx(1.1)])
     assert profiler.over(team.team[2]) == pytest.approx(3.3)
     assert (team.apart, team.asked) == (ratios.apart, ratios.asked)
     assert profiler.over(ratios.apart[1]) == 2.0, "and what was measured stays"
+    (crowded,) = ratios.times(1.1, "busy", 4).busy[4]
+    assert crowded == pytest.approx((1.1, 2.2, 1.5)), "the slowest is so over the others"
 
 
 def test_how_much_the_machine_varied_is_kept_and_told():
@@ -460,10 +486,12 @@ def test_a_channel_between_two_processes_is_measured():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
-def test_a_whole_profile(tree, capsys):
+@pytest.mark.parametrize(
+    ("tree", "relax"), [(CARTPOLE, "sync"), (REPLAY, "sync"), (CARTPOLE, "gala")]
+)
+def test_a_whole_profile(tree, relax, capsys):
     said = []
-    config = load_config(tree)
+    config = load_config(tree, WORKERS if relax == "gala" else [])
     found = profiler.measure(config, lambda what, left: said.append((what, left)))
     assert found.seconds < profiler.WHOLE + 5
     assert {1, 8, 64, 512} <= set(found.rates.act)
@@ -475,6 +503,24 @@ def test_a_whole_profile(tree, capsys):
     assert "TR_A" in table
     assert "TR_L" in table
     assert "Trv" in table
+    assert (2 in found.rates.together) == (relax == "gala")
+    assert ("2 workers" in table) == (relax == "gala")
+
+
+def test_a_plan_is_judged_by_its_rounds(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    import plan
+
+    mine = {"chosen": True, "predictions": [100.0, 50.0, 90.0], "samples": [100.0, 55.0, 60.0]}
+    other = {"chosen": False, "predictions": [1.0] * 3, "samples": [80.0, 50.0, 120.0]}
+    found = plan.compared({"ways": [mine, other]})
+    for name in ("plan", "picture", "speed", "measure"):
+        sys.modules.pop(name, None)
+    assert found["ways"][0]["errors"] == pytest.approx([0.0, 50 / 55 - 1, 0.5])
+    assert found["error"] == pytest.approx(0.0), "the middle one, and not 90 over 60"
+    assert found["reached"] == 1.0, "it was the quicker one in two of three rounds"
+    mine["samples"][1] = 40.0
+    assert plan.compared({"ways": [mine, other]})["reached"] == pytest.approx(0.8)
 
 
 def test_what_was_measured_is_kept_for_the_same_config_on_the_same_machine(cache):
@@ -531,7 +577,7 @@ def test_a_plan_changes_nothing_of_what_is_learnt(monkeypatch):
     monkeypatch.setattr(planner, "cores_here", lambda: 8)
     config = load_config(CARTPOLE)
     found = planner.make(config, a_profile(config))
-    other = planner.spread(config, found.best.choice)
+    other = profiler.spread(config, found.best.choice)
     scale = other.scale
     assert scale.engine == "local", "its env is slow"
     assert scale.actors > 1
@@ -658,9 +704,6 @@ def test_workers_are_measured_as_one_that_takes_turns():
     assert str(planner.choice_of(config)) == "2 workers with 8 envs each"
 
 
-WORKERS = ["scale.relax=gala", "scale.engine=local", "scale.groups=2"]
-
-
 def test_what_workers_cost_each_other_is_measured_by_a_real_run_of_theirs(tmp_path):
     config = load_config(CARTPOLE, WORKERS)
     here = sorted(os.sched_getaffinity(0))
@@ -733,7 +776,7 @@ def test_auto_is_shown_as_such_and_counts_as_one_actor_until_it_is_planned():
     assert config.auto
     assert config.scale.actors == 1
     assert next(v for k, v, *_ in config.rows() if k == "scale.actors") == "auto"
-    assert not planner.spread(config, Choice("serial", 1, 8, 8)).auto
+    assert not profiler.spread(config, Choice("serial", 1, 8, 8)).auto
     with pytest.raises(Refusal, match=r"scale\.actors = 'many'"):
         load_config(CARTPOLE, ["scale.actors=many"])
 

@@ -15,10 +15,11 @@ Binding = Literal["actors", "learner", "channel", "turns"]
 SIDES: tuple[Binding, ...] = ("actors", "learner", "channel")
 
 SAME = 0.01
-"""share by which two predictions must differ to be told apart; the one with fewer cores is taken"""
+"""share by which two predictions must differ to be told apart; of those that do not, one with slack
+and few cores is taken"""
 SLACK = 0.25
-"""share by which actors should be able to make more than is learnt from, where that costs cores
-alone: a prediction may be 15 % too high, of either side"""
+"""share by which actors should be able to make more than is learnt from, where that costs no speed:
+a prediction may be 15 % wrong, of either side"""
 WORTH = 0.05
 """share that a change must bring to be advised"""
 OTHERS = 3
@@ -106,8 +107,8 @@ class Rates:
     inside: Mapping[int, float] = field(default_factory=dict)
     """cores: one update in a process that also acts; none: as long as in one of its own"""
     together: Mapping[int, float] = field(default_factory=dict)
-    """workers: how much longer acting, handing on and learning takes each of so many, and to join
-    what they learn, than one alone; none: what busy cores cost"""
+    """workers, each on a core: how much longer acting, handing on and learning takes each of so
+    many, and to join what they learn, than one alone; none: what busy cores cost"""
 
     def step(self, envs: int) -> float:
         """Seconds of one step of so many envs; between what was measured, on a line in logarithms;
@@ -301,7 +302,7 @@ def _inside(task: Task, rates: Rates, choice: Choice, busy: int) -> Prediction:
     slow, R = rates.acting_slowed(busy), choice.rows_per_rollout
     learning_slow = rates.learning_slowed(busy)
     if choice.hosts == "worker" and rates.together:
-        slow = learning_slow = between(rates.together, choice.groups)
+        slow = learning_slow = between(rates.together, busy)
     acting = choice.rollout_length * rates.step(choice.envs) * rates.inside_act
     acting = (acting + rates.begin) * slow / R
     passing = (rates.receive / R + rates.serve / task.rows) * slow
@@ -470,9 +471,12 @@ def more_actors(task: Task, rates: Rates, best: Prediction, cores: int) -> str:
     side = {"actors": "acting", "learner": "learning", "channel": "the buffer"}
     if best.binding == "learner":
         idle = 1 - best.capacity["learner"] / best.capacity["actors"]
+        fewer = (1 - 1 / choice.actors) * best.capacity["actors"] >= best.capacity["learner"]
+        spare = "; some are to spare, if they are slower than predicted" if fewer else ""
         return (
             f"the learner can follow {best.capacity['learner']:,.0f} new steps/s and the actors "
             f"make up to {best.capacity['actors']:,.0f}: they already wait {idle:.0%} of their time"
+            f"{spare}"
         ).replace("%", " %")
     if best.binding == "channel":
         return f"the buffer can pass on {best.capacity['channel']:,.0f} steps/s, whoever makes them"

@@ -38,21 +38,6 @@ CHOSEN = tuple("envs_per_actor" if name == "envs" else name for name in FIELDS)
 GLANCE = "from a look of 2 s; `tianji profile` would know better"
 
 
-def spread(config: Config, choice: Choice) -> Config:
-    """The config with its roles spread as a choice says; what is learnt stays the same."""
-    scale = dataclasses.replace(
-        config.scale,
-        engine=choice.engine,
-        actors=choice.actors,
-        envs_per_actor=choice.envs,
-        rollout_length=choice.rollout_length,
-        cores=choice.cores,
-        learners=choice.learners,
-        groups=choice.groups,
-    )
-    return dataclasses.replace(config, scale=scale, auto=False)
-
-
 def choice_of(config: Config) -> Choice:
     """How a config spreads its roles."""
     scale = config.scale
@@ -69,7 +54,7 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
     env = profiler.see(profiler.template(config)).env
 
     def allowed(choice: Choice) -> bool:
-        return possible(config, choice, env, profile.task)
+        return profiler.possible(config, choice, env, profile.task)
 
     found = plan(profile.task, profile.rates, cores, allowed, range(1, groups + 1))
     if found is None:
@@ -84,26 +69,13 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
     return dataclasses.replace(found, notes=(*found.notes, *of_gpu))
 
 
-def _steps_per_update(config: Config, choice: Choice, env: EnvSpec) -> int:
-    """What an update would follow; refuses what a run would refuse."""
-    return profiler.join(spread(config, choice), env).balance.steps_per_update
-
-
 def _refused(config: Config, choice: Choice, env: EnvSpec) -> str:
     """Why a run would not begin that way; empty: it would."""
     try:
-        _steps_per_update(config, choice, env)
+        profiler.steps_per_update(config, choice, env)
     except Refusal as error:
         return f"{choice}: {error}"
     return ""
-
-
-def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
-    """Would a run begin that way, and learn from as much at an update?"""
-    try:
-        return _steps_per_update(config, choice, env) == task.rows
-    except Refusal:
-        return False
 
 
 def what_if(
@@ -227,7 +199,7 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
     if path is None:
         profile = profiles.cached(config) or profiler.look(config)
         found = make(config, profile)
-        return spread(config, found.best.choice), tree(found, profile)
+        return profiler.spread(config, found.best.choice), tree(found, profile)
     written, choice = _read(path)
     if written.get("config") != profiles.subject(config):
         raise Refusal(
@@ -237,13 +209,13 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
         )
     env = profiler.see(profiler.template(config)).env
     rows = profiler.task_of(profiler.template(config), env).rows
-    if (now := _steps_per_update(config, choice, env)) != rows:
+    if (now := profiler.steps_per_update(config, choice, env)) != rows:
         raise Refusal(
             f"{path} would let an update follow {now} steps ({choice}) instead of {rows}, so that "
             f"something else would be learnt and its prediction would not hold. Was it edited? "
             f"Make a plan: `tianji plan CONFIG --save FILE`."
         )
-    return spread(config, choice), written
+    return profiler.spread(config, choice), written
 
 
 def check_asked(asked: Config, followed: Config, overrides: Sequence[str]) -> None:

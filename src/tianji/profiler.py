@@ -47,10 +47,11 @@ START, START_GPU = 3.0, 8.0
 TURNS, MORE = 3, 9
 """times that each comparison is made, at most; and on a machine whose own speed varies"""
 LONGER, SHORTER = 1.1, 1 / 1.2
-"""times as long as measured that something may in truth take: what then changes nothing is not
-looked at again"""
+"""times as long as measured that something may in truth take"""
 MATTERS = 0.02
-"""share by which a prediction must change for that"""
+"""share by which a prediction must then change for it to be looked at again"""
+A_LOOK = 2.0
+"""seconds without which nothing is looked at again"""
 TEAMS = (2, 4)
 """learners that are measured together"""
 SHORT = 0.05
@@ -130,6 +131,34 @@ def join(config: Config, env: EnvSpec) -> Topology:
     if joined.spec.learners > 1:
         joined.store(Memory())  # does every learner have an equal share?
     return joined
+
+
+def spread(config: Config, choice: Choice) -> Config:
+    """The config with its roles spread as a choice says; what is learnt stays the same."""
+    scale = dataclasses.replace(
+        config.scale,
+        engine=choice.engine,
+        actors=choice.actors,
+        envs_per_actor=choice.envs,
+        rollout_length=choice.rollout_length,
+        cores=choice.cores,
+        learners=choice.learners,
+        groups=choice.groups,
+    )
+    return dataclasses.replace(config, scale=scale, auto=False)
+
+
+def steps_per_update(config: Config, choice: Choice, env: EnvSpec) -> int:
+    """What an update would follow; refuses what a run would refuse."""
+    return join(spread(config, choice), env).balance.steps_per_update
+
+
+def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
+    """Would a run begin that way, and learn from as much at an update?"""
+    try:
+        return steps_per_update(config, choice, env) == task.rows
+    except Refusal:
+        return False
 
 
 def task_of(config: Config, env: EnvSpec) -> Task:
@@ -214,6 +243,8 @@ class _Profiler:
         self._sooner = without_warmup(self._one, self._env)
         self._on_cpu = config.scale.device == "cpu"
         self._skipped: list[str] = []
+        self._possibles: dict[Choice, bool] = {}
+        """whether a run would begin, by how it is spread, as far as was asked"""
         self._probes = contextlib.ExitStack()
         """processes that are asked more than once"""
 
@@ -379,11 +410,13 @@ class _Profiler:
     def _joining(self, rates: Rates, ratios: _Ratios, again: _Again) -> Rates:
         """With what it costs workers that there are others, where real runs tell: over what one
         alone is predicted to take."""
+        if not ratios.workers:
+            return rates
         one = predict(self._task, rates, Choice("serial", 1, self._task.envs, self._task.T), 1)
         took = {n: again.learn * over(found) for n, found in ratios.workers.items()}
         together = {n: seconds * one.new / rates.valid / self._task.rows
                     for n, seconds in took.items()}  # fmt: skip
-        return dataclasses.replace(rates, together={1: 1.0} | together) if together else rates
+        return dataclasses.replace(rates, together={1: 1.0} | together)
 
     def _inside_act(self, act: dict[int, float], learnt: Measured) -> float:
         """How much longer acting takes where one process also learns."""
@@ -399,7 +432,8 @@ class _Profiler:
         busy = self._beside(ratios, again, inside[1], envs, collecting)
         if self._task.workers:  # nobody learns in a process of its own
             workers = self._workers(ratios, again, inside[1], collecting)
-            return [*(workers or busy), *self._threads(ratios, again, inside)]
+            threads = self._threads(ratios, again, inside)
+            return [*workers[:1], *busy[:1], *threads, *workers[1:], *busy[1:]]
         apart = self._apart(ratios, again, inside, collecting)
         team = self._team(ratios, again, inside[1], collecting)
         threads = self._threads(ratios, again, inside)
@@ -428,10 +462,10 @@ class _Profiler:
         """Do again what matters while there is time: at one moment others may use the machine,
         too. Where nothing of it does, look again at who acts and who learns."""
         for turn in range(1, MORE):
-            if turn >= TURNS and again.varied <= UNSTEADY:
+            if self._left < A_LOOK or (turn >= TURNS and again.varied <= UNSTEADY):
                 return
             matter = self._that_matter(jobs, ratios, rates)
-            if not matter and self._left > 2:
+            if not matter:
                 again.look()
             for job in matter:
                 if self._left < 1.2 * job.seconds + 1:
@@ -444,8 +478,10 @@ class _Profiler:
     ) -> list[_Job]:
         """Those on which it depends what the best way comes to or, by what is known so far, whether
         it is the best."""
-        cores = len(self._mine)
-        ways = [p.choice for p in different(search(self._task, rates(ratios), cores))]
+        cores, known = len(self._mine), rates(ratios)
+        ways = [p.choice for p in different(search(self._task, known, cores, self._possible))]
+        if not ways:  # a plan will say so
+            return []
 
         def new(way: Choice, known: Rates) -> float:
             return predict(self._task, known, way, cores).new
@@ -454,11 +490,15 @@ class _Profiler:
             slower, quicker = (
                 rates(ratios.times(factor, job.kind, job.key)) for factor in (LONGER, SHORTER)
             )
-            best = new(ways[0], rates(ratios))
             overtaken = max(new(way, quicker) for way in ways) / new(ways[0], quicker) - 1
-            return max(1 - new(ways[0], slower) / best, overtaken) > MATTERS
+            return max(1 - new(ways[0], slower) / new(ways[0], known), overtaken) > MATTERS
 
         return [job for job in jobs if matters(job)]
+
+    def _possible(self, choice: Choice) -> bool:
+        if choice not in self._possibles:
+            self._possibles[choice] = possible(self._asked, choice, self._env, self._task)
+        return self._possibles[choice]
 
     def _apart(
         self, ratios: _Ratios, again: _Again, inside: dict[int, float], collecting: float
@@ -534,10 +574,11 @@ class _Profiler:
     ) -> list[_Job]:
         """How long it takes each of several workers from one update to the next, over an update of
         one alone: two of them, and one on every core."""
-        making = self._making * self._task.envs
-        seconds = self._long_enough(update + collecting, collecting)
+        making = self._making * self._task.envs + (0.0 if self._on_cpu else START_GPU - START)
+        # Several take longer than one, and each is to make some updates after all have begun.
+        seconds = 2 * self._long_enough(update + collecting, collecting)
         jobs = []
-        for workers in sorted({2, len(self._mine)}, reverse=True):
+        for workers in sorted({n for n in (2, len(self._mine)) if 2 <= n <= len(self._mine)})[::-1]:
             several = self._asked.scaled(
                 engine="local", actors=1, learners=1, groups=workers, cores=1, pin=True,
                 envs_per_actor=self._task.envs,
@@ -545,7 +586,7 @@ class _Profiler:
             quiet = dataclasses.replace(
                 several, eval=dataclasses.replace(several.eval, every=0), auto=False
             )
-            if workers > len(self._mine) or not begins(quiet, self._env):
+            if not begins(quiet, self._env):
                 continue
             run = without_warmup(quiet, self._env)
             what = f"{workers} workers"
@@ -571,7 +612,8 @@ class _Profiler:
                 return False
             found: dict[int, list[_Beside]] = getattr(ratios, kind)
             found.setdefault(key, []).append(_Beside(told["update"], base))
-            if run.scale.actors == 1 and run.scale.envs_per_actor == self._task.envs:
+            alone = run.scale.actors == 1 and run.scale.envs_per_actor == self._task.envs
+            if kind == "apart" and alone and told["step"] is not None:
                 ratios.asked.append(told["step"])
             return True
 
@@ -698,7 +740,7 @@ class _Slowed(NamedTuple):
     """of the actors, whichever it is at a time, over that mean"""
 
     def times(self, factor: float) -> _Slowed:
-        return _Slowed(*(factor * ratio for ratio in self))
+        return _Slowed(factor * self.learn, factor * self.act, self.slowest)
 
 
 class _Curves(NamedTuple):
@@ -733,7 +775,8 @@ class _Ratios:
     """by busy cores"""
 
     def times(self, factor: float, kind: str, key: int) -> _Ratios:
-        """As if one of them had always taken so many times as long."""
+        """As if one of them had always taken so many times as long; steps that asked a server
+        likewise, where it is one of the runs that made them."""
         found = getattr(self, kind)
         changed = {kind: found | {key: [one.times(factor) for one in found[key]]}}
         if kind == "apart":

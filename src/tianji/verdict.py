@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tianji.plan import SLACK
+
 SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
     "sample-bound", "train-bound", "communication-bound", "balanced",
 )  # fmt: skip
@@ -270,7 +272,8 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
     """What the model says of other numbers; `mean` is the actors' share of producing, where one of
     them holds the others up."""
     N = setting.actors
-    fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / N) > -HARMLESS), 0)
+    slack = 1.0 + SLACK if setting.planned and not setting.turns else 1.0  # a plan means them to
+    fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / N / slack) > -HARMLESS), 0)
     if fewer:
         yield f"{fewer} fewer actor{'s cost' if fewer > 1 else ' costs'} nothing"
     if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:

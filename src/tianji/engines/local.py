@@ -77,6 +77,7 @@ class LocalEngine:
         """who decides how many actors are active, of each group"""
         self._sha256 = ""
         self._scaling: Mapping[int, float] = {}
+        self._planned = False
         """updates per second of a learner by its cores, where the run's plan has measured them"""
         self._watch: Watch | None = None
         try:
@@ -126,7 +127,8 @@ class LocalEngine:
     def start(self, folder: Path) -> None:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
-        self._scaling = scaling_of(read_plan(folder))
+        plan = read_plan(folder)
+        self._planned, self._scaling = bool(plan), scaling_of(plan)
         scale, mine = self._config.scale, core_order()
         names = [name for group in self._groups for name in group.hosts]
         placed = placements(names, mine, scale.cores, scale.pin, scale.env_threads)
@@ -265,6 +267,7 @@ class LocalEngine:
                 (busy("actor", kinds) or 0.0 for kinds in found.get("actor", [])), default=0
             ),
             scaling=self._scaling,
+            planned=self._planned,
             silent=silent,
         )
         return {kind: _mean(each) for kind, each in found.items()}, setting
