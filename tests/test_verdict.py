@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import tianji
 from tianji import Refusal
+from tianji.engines import local
 from tianji.folder import read_plan
 from tianji.verdict import (
     BALANCED,
@@ -73,10 +75,12 @@ def test_fewer_actors_and_more_learner_cores_are_advised_by_the_model():
 
 def test_a_plan_may_keep_the_slack_that_it_chose():
     """5 of 8 actors would do, and a plan means them to be able to make a quarter more: 7."""
-    advice = judge(of(0.41, 0.04), Setting(actors=8, planned=True)).advice
+    advice = judge(of(0.41, 0.04), Setting(actors=8, slack=0.25)).advice
     assert advice == ("1 fewer actor costs nothing",)
-    assert judge(of(0.3, 0.04), Setting(actors=8, planned=True)).advice == ()
+    assert judge(of(0.3, 0.04), Setting(actors=8, slack=0.25)).advice == ()
     assert judge(of(0.3, 0.04), Setting(actors=8)).advice != ()
+    turns = Setting(actors=8, slack=0.25, turns=True)
+    assert judge(of(0.41, 0.04), turns) == judge(of(0.41, 0.04), replace(turns, slack=0.0))
 
 
 def test_what_is_not_measured_is_not_advised():
@@ -359,6 +363,22 @@ def test_a_planted_bottleneck_is_found(kind, overrides, tmp_path):
         assert any("more actor" in advice for advice in result.bottleneck["advice"])
     if kind == TRAIN:
         assert "1 fewer actor costs nothing" in result.bottleneck["advice"]
+
+
+@pytest.mark.parametrize(("plan", "slack"), [({}, 0.0), ({"rates": None}, 0.25)])
+def test_a_run_in_processes_is_judged_with_the_slack_of_its_plan(
+    plan, slack, tmp_path, monkeypatch
+):
+    seen, load = [], local.LocalEngine.load
+
+    def looked_at(engine, seconds):
+        seen.append(load(engine, seconds))
+        return seen[-1]
+
+    monkeypatch.setattr(local.LocalEngine, "load", looked_at)
+    monkeypatch.setattr(local, "read_plan", lambda folder: plan)
+    planted(tmp_path, "stop.seconds=0.5")
+    assert {setting.slack for _, setting in seen} == {slack}
 
 
 @pytest.mark.slow

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tianji.plan import SLACK
-
 SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
     "sample-bound", "train-bound", "communication-bound", "balanced",
 )  # fmt: skip
@@ -99,6 +97,8 @@ class Setting:
     """updates per second of a learner alone by its cores, as measured"""
     planned: bool = False
     """did a plan choose where roles run?"""
+    slack: float = 0.0
+    """share by which it means actors to be able to make more than is consumed"""
     silent: Mapping[str, float] = field(default_factory=dict)
     """hosts that work and have said nothing for so many seconds"""
 
@@ -272,8 +272,8 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
     """What the model says of other numbers; `mean` is the actors' share of producing, where one of
     them holds the others up."""
     N = setting.actors
-    slack = 1.0 + SLACK if setting.planned and not setting.turns else 1.0  # a plan means them to
-    fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / N / slack) > -HARMLESS), 0)
+    enough = N * (1.0 + setting.slack * (not setting.turns))
+    fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / enough) > -HARMLESS), 0)
     if fewer:
         yield f"{fewer} fewer actor{'s cost' if fewer > 1 else ' costs'} nothing"
     if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:

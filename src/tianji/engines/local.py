@@ -27,6 +27,7 @@ from tianji.fault import Fault, parse
 from tianji.folder import read_plan
 from tianji.machine import core_order, cores
 from tianji.placement import placements
+from tianji.plan import SLACK
 from tianji.rebalance import Rebalancer, first_of
 from tianji.role import State, generator, generator_state
 from tianji.tally import Tally, only_counts
@@ -77,7 +78,7 @@ class LocalEngine:
         """who decides how many actors are active, of each group"""
         self._sha256 = ""
         self._scaling: Mapping[int, float] = {}
-        self._planned = False
+        self._slack = 0.0
         """updates per second of a learner by its cores, where the run's plan has measured them"""
         self._watch: Watch | None = None
         try:
@@ -128,7 +129,7 @@ class LocalEngine:
         self._folder = folder
         (folder / "logs").mkdir(exist_ok=True)
         plan = read_plan(folder)
-        self._planned, self._scaling = bool(plan), scaling_of(plan)
+        self._slack, self._scaling = SLACK if plan else 0.0, scaling_of(plan)
         scale, mine = self._config.scale, core_order()
         names = [name for group in self._groups for name in group.hosts]
         placed = placements(names, mine, scale.cores, scale.pin, scale.env_threads)
@@ -267,7 +268,7 @@ class LocalEngine:
                 (busy("actor", kinds) or 0.0 for kinds in found.get("actor", [])), default=0
             ),
             scaling=self._scaling,
-            planned=self._planned,
+            slack=self._slack,
             silent=silent,
         )
         return {kind: _mean(each) for kind, each in found.items()}, setting
