@@ -918,3 +918,19 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     assert "Leave one of them out" in capsys.readouterr().err
     assert main(["plan", "ppo_cartpole", "--cores", "999"]) == 2
     assert "--what-if actors=998" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--cores", "999"], "is more than"),
+        (["--what-if", "actor=3"], "cannot be asked"),
+        (["--what-if", "engine=serial", "--what-if", "groups=2"], "Ask engine=local"),
+    ],
+)
+def test_what_could_not_be_answered_is_refused_before_anything_is_measured(
+    asked, told, capsys, monkeypatch
+):
+    monkeypatch.setattr("tianji.__main__._measured", lambda config: pytest.fail("it measures"))
+    assert main(["plan", "ppo_cartpole", *asked]) == 2
+    assert told in capsys.readouterr().err

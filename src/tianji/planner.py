@@ -78,12 +78,15 @@ def _refused(config: Config, choice: Choice, env: EnvSpec) -> str:
     return ""
 
 
-def what_if(
-    config: Config, profile: Profile, changes: Sequence[str], cores: int | None
-) -> Prediction:
-    """What the model says of the config with some fields of its choice changed, such as actors=16;
-    where they need more cores than there are, as if there were so many."""
-    choice, cores = choice_of(config), _cores(cores)
+def check(config: Config, cores: int | None, changes: Sequence[str]) -> None:
+    """Refuses, before anything is measured, what could not be answered afterwards."""
+    _cores(cores)
+    _changed(config, changes)
+
+
+def _changed(config: Config, changes: Sequence[str]) -> Choice:
+    """How a config spreads its roles, with some fields changed, such as actors=16."""
+    choice = choice_of(config)
     asked = {change.partition("=")[0] for change in changes}
     for change in changes:
         key, _, text = change.partition("=")
@@ -107,6 +110,15 @@ def what_if(
         )
     if choice.engine == "serial" and (several or choice.actors > 1) and "engine" not in asked:
         choice = dataclasses.replace(choice, engine="local")
+    return choice
+
+
+def what_if(
+    config: Config, profile: Profile, changes: Sequence[str], cores: int | None
+) -> Prediction:
+    """What the model says of the config with some fields of its choice changed; where they need
+    more cores than there are, as if there were so many."""
+    choice, cores = _changed(config, changes), _cores(cores)
     if choice.learners > (most := max(profile.rates.team)):
         raise Refusal(
             f"what {choice.learners} learners take for an update is not known: the profile has at "
