@@ -574,11 +574,13 @@ class _Profiler:
     ) -> list[_Job]:
         """How long it takes each of several workers from one update to the next, over an update of
         one alone: two of them, and one on every core."""
+        if len(self._mine) < 2:
+            return []
         making = self._making * self._task.envs + (0.0 if self._on_cpu else START_GPU - START)
         # Several take longer than one, and each is to make some updates after all have begun.
         seconds = 2 * self._long_enough(update + collecting, collecting)
         jobs = []
-        for workers in sorted({n for n in (2, len(self._mine)) if 2 <= n <= len(self._mine)})[::-1]:
+        for workers in sorted({2, len(self._mine)}, reverse=True):
             several = self._asked.scaled(
                 engine="local", actors=1, learners=1, groups=workers, cores=1, pin=True,
                 envs_per_actor=self._task.envs,
@@ -612,8 +614,8 @@ class _Profiler:
                 return False
             found: dict[int, list[_Beside]] = getattr(ratios, kind)
             found.setdefault(key, []).append(_Beside(told["update"], base))
-            alone = run.scale.actors == 1 and run.scale.envs_per_actor == self._task.envs
-            if kind == "apart" and alone and told["step"] is not None:
+            one_actor = run.scale.actors == 1 and run.scale.envs_per_actor == self._task.envs
+            if kind == "apart" and one_actor and told["step"] is not None:
                 ratios.asked.append(told["step"])
             return True
 
