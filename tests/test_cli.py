@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import tianji
+from tianji import catalogue
 from tianji.__main__ import main
 from tianji.folder import locked
 from tianji.relax import PRESETS
@@ -251,6 +252,16 @@ def test_list_names_everything_there_is(capsys):
     assert told["configs"]["a2c_cartpole"]["expect"].endswith("(seeds 1 to 3)")
     assert told["configs"]["apex_cartpole"]["expect"].endswith("from other work")
     assert ("[see docs/smac.md]" in listed) is (importlib.util.find_spec("smac") is None)
+
+
+def test_list_says_how_to_get_each_family_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(catalogue, "_is_there", lambda module: False)
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert max(map(len, listed.splitlines())) < 120
+    words = " ".join(listed.split())
+    assert "CarRacing-v3 [pip install 'tianji[box2d]']" in words
+    assert "every other map of SMAC [see docs/smac.md]" in words
 
 
 def test_doctor_finds_what_is_needed(capsys):

@@ -1,7 +1,7 @@
 """Prioritised replay against the formulas of its papers, and through the roles."""
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -373,3 +373,37 @@ def test_a_run_that_loads_all_states_goes_on_exactly():
 def test_what_would_do_nothing_or_is_too_early_is_refused(fields, word):
     with pytest.raises(Refusal, match=word):
         build(config_for(replace(SMALL, **fields)), chain)
+
+
+class Behind:
+    """Stands for another trainer or store, and lacks what that one has by this name."""
+
+    def __init__(self, other, lacks=""):
+        self._other, self._lacks = other, lacks
+
+    def __getattr__(self, name):
+        if name == self._lacks:
+            raise AttributeError(name)
+        return getattr(self._other, name)
+
+
+@dataclass(frozen=True)
+class Wrapped(DQN):
+    lacks: str = ""
+
+    def trainer(self, spec):
+        return Behind(super().trainer(spec), self.lacks)
+
+
+def test_a_trainer_may_stand_for_another():
+    """Python from 3.12 looks for a protocol's methods in the class alone, and finds none there."""
+    check_algorithm(Wrapped(**asdict(SMALL)), chain, updates=8)
+
+
+def test_priorities_that_nobody_gives_or_takes_are_refused(monkeypatch):
+    lacking = Wrapped(**asdict(SMALL), lacks="priorities")
+    with pytest.raises(Refusal, match=r"Behind has no priorities\(\), so nobody.*Write it, or let"):
+        build(config_for(lacking), chain)
+    monkeypatch.delattr(Prioritized, "prioritize")
+    with pytest.raises(Refusal, match=r"Prioritized has no prioritize\(\)"):
+        build(config_for(SMALL), chain)

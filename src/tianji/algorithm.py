@@ -296,7 +296,6 @@ class Trainer(Protocol):
     def load_state(self, state: State) -> None: ...
 
 
-@runtime_checkable
 class PriorityTrainer(Trainer, Protocol):
     """A trainer whose store wants priorities."""
 

@@ -506,7 +506,7 @@ class Topology:
         if not self.prioritizes:
             return None
         if not isinstance(store, PriorityStore):
-            raise TypeError(f"{type(store).__name__} has no prioritize(), which prioritizes asks")
+            raise _incomplete(store, "prioritize")
         layout = priority_layout(store.selection, self.spec.learners)
         return Channel(self.priorities_name(learner), layout, self._depth(store) + 1)
 
@@ -597,6 +597,8 @@ class Topology:
         store, when = self.store(transport), self.config.relax.publish_when
         trainer, first = self.config.algorithm.trainer(spec), index == 0
         told = self.priorities(store, index)
+        if told is not None and not hasattr(trainer, "priorities"):
+            raise _incomplete(trainer, "priorities")
         return Learner(
             trainer=trainer,
             store=store,
@@ -652,6 +654,13 @@ class Topology:
                 f"scale.envs_per_actor, scale.rollout_length, scale.groups, relax.lead or "
                 f"reuse.window, or set scale.rebalance = false."
             )
+
+
+def _incomplete(part: Store | Trainer, method: str) -> Refusal:
+    return Refusal(
+        f"{type(part).__name__} has no {method}(), so nobody would know what steps are worth. "
+        f"Write it, or let the algorithm's `prioritizes` be False."
+    )
 
 
 def _shared_equally(store: Store, learners: int) -> Store:

@@ -76,8 +76,9 @@ def told(listed: dict[str, Any]) -> str:
     lines += ["", "environments (env.id)"]
     for env in listed["envs"]:
         get = f"pip install 'tianji[{env['extra']}]'" if env["extra"] else "see docs/smac.md"
-        need = "" if env["installed"] else f"  [{get}]"
-        lines.append(f"  {env['family']}: {env['examples']}{need}")
+        need = "" if env["installed"] else f" [{get}]"
+        about = f"  {env['family']}: {env['examples']}{need}"
+        lines += textwrap.wrap(about, WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False)
     return "\n".join(lines)
 
 

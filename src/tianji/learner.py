@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
@@ -265,13 +266,13 @@ class Learner:
     def _prioritize(self, outbox: Outbox) -> None:
         """Tell the buffer what this update's steps are worth, before more are asked for. Where it
         is so far behind that there is no room, they keep what they have."""
-        assert isinstance(self._trainer, PriorityTrainer)
+        trainer = cast(PriorityTrainer, self._trainer)
         if (slot := outbox.reserve()) is None:
             return
         (piece,) = self._pieces
         told = slot.arrays
         for name, array in told.items():
-            array[...] = self._trainer.priorities() if name == "priority" else piece.leaf(name)
+            array[...] = trainer.priorities() if name == "priority" else piece.leaf(name)
         outbox.push(slot)
 
     def _told(self) -> Array:
