@@ -1,7 +1,7 @@
 """Does a plan's prediction come true, and is its choice the best that there is?
 
-    python benchmarks/plan.py [NAME ...] [--rounds 3] [--seconds 8] [--most 12] [--limit 600]
-                              [--add] [-- K=V ...]
+    python benchmarks/plan.py [NAME ...] [--rounds 3] [--seconds 8] [--most 12] [--sweep 4]
+                              [--limit 600] [--add] [-- K=V ...]
 
 For each config: a profile; a prediction for every way to spread it over the cores of this machine
 that changes nothing of what is learnt (replay: with the envs that are best for it); then real runs
@@ -9,8 +9,10 @@ of these, interleaved with further profiles. As the machine's own speed drifts, 
 compared with the prediction of the profile just before it, and with the other runs of its round;
 the medians over rounds count. --add makes further rounds, at another time, of the same ways. Where
 there are more ways than --most, half of those that are run are predicted to be best, and the others
-are spread from there to the worst. The bars are an error of at most 15 % for each plan and of 8 %
-in the median, and a plan that reaches 0.95 of the best run. Results:
+are spread from there to the worst. With --sweep S every single way is run once before, for S
+seconds, in random order, and rounds are made of the plan's and of those that were fastest then;
+--add goes on with a sweep that --limit cut. The bars are an error of at most 15 % for each plan and
+of 8 % in the median, and a plan that reaches 0.95 of the best run. Results:
 benchmarks/results/plan/NAME_N_cores.json, written after each round, and docs/plan.svg, which --draw
 alone draws again.
 """
@@ -24,10 +26,11 @@ import argparse
 import dataclasses
 import json
 import math
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,8 +60,10 @@ def main() -> None:
                         help="to what was measured before, of the same ways")  # fmt: skip
     parser.add_argument("--draw", action="store_true", help="only draw the picture")
     parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
+    parser.add_argument("--sweep", type=float, default=0.0, metavar="S",
+                        help="before, run every way once for so long")  # fmt: skip
     parser.add_argument("--limit", type=float, default=math.inf, metavar="S",
-                        help="begin no round of a config that would end later")  # fmt: skip
+                        help="begin no run or round of a config that would end later")  # fmt: skip
     arguments = parser.parse_args(own)
     if arguments.draw:
         draw()
@@ -70,12 +75,20 @@ def main() -> None:
                  {"name": name, "overrides": more, **case})  # fmt: skip
             cases[name] = case
         case = cases[name]
+        if once := [way for way in case["sweep"] if way["new"] is not None]:
+            print(f"{name}: {len(once)} of {len(case['sweep'])} ways were run once")
+        if not case["ways"]:
+            print(f"{name}: no round was made; --add goes on")
+            del cases[name]
+            continue
         for way in case["ways"]:
             words = f"{name}: {way['words']}" + (" *" if way["chosen"] else "")
             speeds = f"{way['predicted']:,.0f}", f"{way['measured']:,.0f}"
             rows.append((words, *speeds, f"{way['error']:+.1%}"))
         print(f"{name}: plan {case['reached']:.2f} of the best run; error of the plan "
               f"{case['error']:+.1%}; profile {case['profile_s']:.0f} s", flush=True)  # fmt: skip
+    if not cases:
+        return
     print(table(("way (* the plan)", "predicted", "measured", "error"), rows))
     errors = [abs(case["error"]) for case in cases.values()]
     summary = {"worst": max(errors), "median": float(np.median(errors)),
@@ -105,7 +118,10 @@ def draw() -> None:
                 mine = next(way for way in ways if way["chosen"])
                 axis.plot(mine["measured"], mine["measured"] * (1 + mine["error"]), "o",
                           markersize=9, fillstyle="none", color=dots.get_color())  # fmt: skip
-                every += [*xs, *ys]
+                once = [way for way in case.get("sweep", []) if way["new"] is not None]
+                sweep = [way["new"] for way in once], [way["predicted"] for way in once]
+                axis.plot(*sweep, ".", markersize=3, alpha=0.4, color=dots.get_color())
+                every += [*xs, *ys, *sweep[0], *sweep[1]]
             ends = np.array([0.8 * min(every), 1.25 * max(every)])
             axis.plot(ends, ends, color="grey", linewidth=0.8)
             axis.fill_between(ends, ends * (1 - BAR), ends * (1 + BAR), color="grey", alpha=0.15)
@@ -115,27 +131,58 @@ def draw() -> None:
 
 
 def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One config: what was predicted and what was measured of every way, after each round."""
+    """One config: what was predicted and what was measured of every way, after each run of a sweep
+    and after each round."""
     config = load_config(ROOT / "configs" / f"{name}.toml", more)
-    begun = time.monotonic()
-    case = earlier(name, more) if arguments.add else None
+    case = earlier(name, more) if arguments.add else {"ways": [], "sweep": []}
+    end = time.monotonic() + arguments.limit
     with tempfile.TemporaryDirectory() as folder:
+        one = partial(run, name, more, folder=Path(folder))
+        if arguments.sweep and not (case["sweep"] and is_whole(case["sweep"])):
+            yield from swept(config, case, one, arguments.sweep, end)
+        begun = time.monotonic()
+        if not is_whole(case["sweep"]) or begun > end:
+            return
         for round in range(1, arguments.rounds + 1):
             found = profiler.measure(config)
-            if case is None:
-                case = started(config, found, arguments.most)
+            if not case["ways"]:
+                case |= started(config, found, arguments.most, case["sweep"])
             tasks = {}
             for i, way in enumerate(case["ways"]):
                 p = predict(found.task, found.rates, Choice(**way["choice"]), cores())
                 way["predictions"].append(p.new)
                 least = long_enough(config, found.task, p, arguments.seconds)
-                tasks[str(i)] = partial(run, name, more, found, p, least, Path(folder))
+                tasks[str(i)] = partial(one, found, p, least)
             for i, samples in interleaved(tasks, 1, len(case["ways"][0]["samples"])).items():
                 case["ways"][int(i)]["samples"] += samples
-            print(f"{time.monotonic() - begun:4.0f} s", flush=True)
-            yield compared(case)
-            if (time.monotonic() - begun) * (round + 1) / round > arguments.limit:
+            now = time.monotonic()
+            print(f"{now - begun:4.0f} s", flush=True)
+            case = compared(case)
+            yield case
+            if now + (now - begun) / round > end:
                 return
+
+
+def swept(
+    config: Config,
+    case: dict[str, Any],
+    one: Callable[[Profile, Prediction, float], float],
+    seconds: float,
+    end: float,
+) -> Iterator[dict[str, Any]]:
+    """Every way that was not run so far is run once, as long as there is time."""
+    found = profiler.measure(config)
+    case["sweep"] = case["sweep"] or unseen(every_way(config, found))
+    for way in case["sweep"]:
+        if way["new"] is None and time.monotonic() < end:
+            p = predict(found.task, found.rates, Choice(**way["choice"]), cores())
+            way["predicted"] = p.new
+            way["new"] = one(found, p, long_enough(config, found.task, p, seconds))
+            yield case
+
+
+def is_whole(sweep: list[dict[str, Any]]) -> bool:
+    return all(way["new"] is not None for way in sweep)
 
 
 def earlier(name: str, more: list[str]) -> dict[str, Any]:
@@ -144,7 +191,7 @@ def earlier(name: str, more: list[str]) -> dict[str, Any]:
     path = RESULTS / "plan" / f"{name}_{here['cores']}_cores.json"
     if not path.is_file():
         sys.exit(f"there is no {path.name} to add to: leave --add out")
-    case = continued(path)
+    case = {"sweep": []} | continued(path)
     there = case["before"][-1]["machine"]
     for key in ("cpu", "cores", "torch"):
         if there[key] != here[key]:
@@ -154,21 +201,38 @@ def earlier(name: str, more: list[str]) -> dict[str, Any]:
     return case
 
 
-def started(config: Config, found: Profile, most: int) -> dict[str, Any]:
-    """The ways that are run, of which nothing was measured yet."""
+def unseen(ways: list[Prediction]) -> list[dict[str, Any]]:
+    """All of them in random order, as the machine's speed drifts, each to be run once."""
+    found = [{"choice": dataclasses.asdict(way.choice), "words": str(way.choice),
+              "predicted": way.new, "new": None} for way in ways]  # fmt: skip
+    random.Random(0).shuffle(found)
+    return found
+
+
+def started(
+    config: Config, found: Profile, most: int, swept: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The ways that rounds are made of, and of which nothing was measured in one yet."""
     best = planner.make(config, found).best
+    if swept:
+        fastest = sorted(swept, key=lambda way: -way["new"])
+        others = [Choice(**way["choice"]) for way in fastest]
+        picked = [best.choice, *(choice for choice in others if choice != best.choice)][:most]
+        ranked = [predict(found.task, found.rates, choice, cores()) for choice in picked]
+    else:
+        ranked = some(every_way(config, found), best, most)
     ways = [
         {"choice": dataclasses.asdict(way.choice), "words": str(way.choice),
          "binding": way.binding, "chosen": way.choice == best.choice,
          "samples": [], "predictions": []}
-        for way in sweep(config, found, best, most)
+        for way in ranked
     ]  # fmt: skip
     return {"ways": ways, "profile_s": found.seconds, "rates": found.rates.tree(),
             "task": found.tree()["task"]}  # fmt: skip
 
 
 def run(
-    name: str, more: list[str], found: Profile, way: Prediction, seconds: float, folder: Path
+    name: str, more: list[str], found: Profile, way: Prediction, seconds: float, *, folder: Path
 ) -> float:
     """New steps per second of a real run."""
     rows = found.task.rows * found.rates.valid
@@ -196,22 +260,26 @@ def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> 
     return max(seconds, 10 * task.rows / way.new + 2 * warmup / way.capacity["actors"])
 
 
-def sweep(config: Config, found: Profile, best: Prediction, most: int) -> list[Prediction]:
-    """The ways that are run; where the plan is free to choose envs and rollouts, each with those
-    that are predicted to be best for it."""
+def every_way(config: Config, found: Profile) -> list[Prediction]:
+    """As ranked; where the plan is free to choose envs and rollouts, each with those that are
+    predicted to be best for it."""
     env = profiler.see(profiler.template(config)).env
 
     def allowed(choice: Choice) -> bool:
         return profiler.possible(config, choice, env, found.task)
 
-    ranked = list(different(search(found.task, found.rates, cores(), allowed)))
+    return list(different(search(found.task, found.rates, cores(), allowed)))
+
+
+def some(ranked: list[Prediction], best: Prediction, most: int) -> list[Prediction]:
+    """So many of them, and the plan's own."""
     if best.choice not in [p.choice for p in ranked]:
-        ranked.insert(0, predict(found.task, found.rates, best.choice, cores()))
-    if len(ranked) > most:
-        rest = np.linspace(most // 2, len(ranked) - 1, most - most // 2).round().astype(int)
-        mine = [p.choice for p in ranked].index(best.choice)
-        ranked = [ranked[i] for i in sorted({mine, *range(most // 2), *rest.tolist()})]
-    return ranked
+        ranked = [best, *ranked]
+    if len(ranked) <= most:
+        return ranked
+    rest = np.linspace(most // 2, len(ranked) - 1, most - most // 2).round().astype(int)
+    mine = [p.choice for p in ranked].index(best.choice)
+    return [ranked[i] for i in sorted({mine, *range(most // 2), *rest.tolist()})]
 
 
 if __name__ == "__main__":

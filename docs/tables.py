@@ -407,12 +407,11 @@ def planned() -> str:
     cases = [json.loads(path.read_text()) for path in (RESULTS / "plan").glob("*_cores.json")]
     for case in sorted(cases, key=lambda case: (case["machine"]["cores"], case["name"])):
         way = next(way for way in case["ways"] if way["chosen"])
+        ways = len(case.get("sweep") or case["ways"])
         rows.append(
             f"| `{case['name']}`, {case['machine']['cores']} cores | {way['words']} "
             f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
-            f"| {_from_to(way['errors'])} | {case['reached']:.2f} of {len(case['ways'])} |".replace(
-                "%", " %"
-            )
+            f"| {_from_to(way['errors'])} | {case['reached']:.2f} of {ways} |".replace("%", " %")
         )
         told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
     note = [

@@ -1,6 +1,7 @@
 """Measuring, keeping what was measured, and planning from it."""
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -507,20 +508,53 @@ def test_a_whole_profile(tree, relax, capsys):
     assert ("2 workers" in table) == (relax == "gala")
 
 
-def test_a_plan_is_judged_by_its_rounds(monkeypatch):
+@pytest.fixture
+def plan(monkeypatch):
+    """benchmarks/plan.py"""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    import plan
+    yield importlib.import_module("plan")
+    for name in ("plan", "picture", "speed", "measure"):
+        sys.modules.pop(name, None)
 
+
+def test_a_plan_is_judged_by_its_rounds(plan):
     mine = {"chosen": True, "predictions": [100.0, 50.0, 90.0], "samples": [100.0, 55.0, 60.0]}
     other = {"chosen": False, "predictions": [1.0] * 3, "samples": [80.0, 50.0, 120.0]}
     found = plan.compared({"ways": [mine, other]})
-    for name in ("plan", "picture", "speed", "measure"):
-        sys.modules.pop(name, None)
     assert found["ways"][0]["errors"] == pytest.approx([0.0, 50 / 55 - 1, 0.5])
     assert found["error"] == pytest.approx(0.0), "the middle one, and not 90 over 60"
     assert found["reached"] == 1.0, "it was the quicker one in two of three rounds"
     mine["samples"][1] = 40.0
     assert plan.compared({"ways": [mine, other]})["reached"] == pytest.approx(0.8)
+
+
+def test_a_sweep_runs_every_way_once_and_rounds_are_made_of_the_fastest(plan, monkeypatch):
+    """The plan's, which is for the cores of this machine, is not the fastest here."""
+    config = load_config(plan.ROOT / "configs" / "ppo_cartpole.toml")
+    found = a_profile(config)
+    clock = [0.0]
+
+    def one(found, way, seconds):
+        clock[0] += 1.0
+        return 1000.0 * way.choice.actors + way.choice.cores
+
+    monkeypatch.setattr(plan, "cores", lambda: 8)
+    monkeypatch.setattr(plan.profiler, "measure", lambda config: found)
+    monkeypatch.setattr(plan.time, "monotonic", lambda: clock[0])
+    every = [way.choice for way in plan.every_way(config, found)]
+    case = {"ways": [], "sweep": []}
+    assert len(list(plan.swept(config, case, one, 1.0, end=2.5))) == 3
+    assert not plan.is_whole(case["sweep"])
+    assert clock == [3.0], "the third run began before the end"
+    assert len(list(plan.swept(config, case, one, 1.0, end=99.0))) == len(case["sweep"]) - 3 == 5
+    assert plan.is_whole(case["sweep"])
+    assert clock == [8.0], "none was run twice"
+    assert {way["words"] for way in case["sweep"]} == set(map(str, every))
+    ways = plan.started(config, found, 3, case["sweep"])["ways"]
+    assert [way["chosen"] for way in ways] == [True, False, False]
+    assert ways[0]["words"] == str(planner.make(config, found).best.choice)
+    fastest = sorted(case["sweep"], key=lambda way: -way["new"])
+    assert [way["words"] for way in ways[1:]] == [way["words"] for way in fastest[:2]]
 
 
 def test_what_was_measured_is_kept_for_the_same_config_on_the_same_machine(cache):
