@@ -40,7 +40,7 @@ import picture
 from measure import RESULTS, ROOT, continued, interleaved, machine, save, split_overrides, table
 from speed import spread, timed
 
-from tianji import planner, profiler
+from tianji import planner, profiler, shape
 from tianji.config import Config, load_config
 from tianji.machine import cores
 from tianji.plan import Choice, Prediction, Task, different, predict, search
@@ -263,10 +263,10 @@ def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> 
 def every_way(config: Config, found: Profile) -> list[Prediction]:
     """As ranked; where the plan is free to choose envs and rollouts, each with those that are
     predicted to be best for it."""
-    env = profiler.see(profiler.template(config)).env
+    env = shape.see(shape.template(config)).env
 
     def allowed(choice: Choice) -> bool:
-        return profiler.possible(config, choice, env, found.task)
+        return shape.possible(config, choice, env, found.task)
 
     return list(different(search(found.task, found.rates, cores(), allowed)))
 

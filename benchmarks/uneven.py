@@ -24,7 +24,7 @@ from measure import PATH, interleaved, save, table
 from speed import updates_per_s
 
 import tianji
-from tianji import probe, profiler
+from tianji import probe, shape
 from tianji.config import load_config
 from tianji.plan import Rates, predict
 from tianji.planner import choice_of
@@ -86,14 +86,14 @@ def predicted(tree: dict[str, Any]) -> float:
         learn={1: update}, take=0.0, wake=1e-4, slow_act={1: 1.0}, slow_learn={1: 1.0},
         slowest={1: 1.0, len(factors): max(factors) / mean},
     )  # fmt: skip
-    task = profiler.task_of(config, profiler.see(config).env)
+    task = shape.task_of(config, shape.see(config).env)
     return predict(task, rates, choice_of(config), cores=len(factors) + 2).new / task.rows
 
 
 @cache
 def times(update_s: float) -> tuple[float, float]:
     """Seconds of a step and of an update, each alone: somewhat more than what is slept."""
-    config = profiler.template(load_config(asked("sync", 0.0, update_s / (T * STEP), 4)))
+    config = shape.template(load_config(asked("sync", 0.0, update_s / (T * STEP), 4)))
     mine = sorted(os.sched_getaffinity(0))[:1]
     acted = probe.alone(lambda: probe.acting(config, ENVS), mine, seconds=1.0)
     learnt = probe.alone(lambda: probe.learning(config, 64), mine, cores=mine, seconds=1.0)

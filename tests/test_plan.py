@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tianji import profiler
+from tianji import shape
 from tianji.config import load_config
 from tianji.plan import (
     Choice,
@@ -338,8 +338,8 @@ def test_groups_that_were_asked_about_and_not_chosen_are_told():
      ("free", False), ("impala", False)],
 )  # fmt: skip
 def test_who_waits_for_the_slowest(relax, abreast):
-    config = profiler.template(load_config(CONFIGS / "ppo_cartpole.toml", [f"scale.relax={relax}"]))
-    assert profiler.task_of(config, profiler.see(config).env).abreast == abreast
+    config = shape.template(load_config(CONFIGS / "ppo_cartpole.toml", [f"scale.relax={relax}"]))
+    assert shape.task_of(config, shape.see(config).env).abreast == abreast
 
 
 def test_a_cheap_env_is_best_in_one_process():

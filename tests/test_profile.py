@@ -1,5 +1,6 @@
 """Measuring, keeping what was measured, and planning from it."""
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 
 import tianji
-from tianji import planner, probe, profiler
+from tianji import planner, probe, profiler, shape
 from tianji import profile as profiles
 from tianji.__main__ import main
 from tianji.config import load_config
 from tianji.errors import Failure, Refusal
 from tianji.plan import Choice, Rates, predict
 from tianji.probe import Probe, alone
+from tianji.ratios import Again, Beside, Ratios, Slowed, behind, over
 from tianji.trace import Track
 
 CARTPOLE = {
@@ -53,8 +55,8 @@ def a_profile(config, cores=4, **changes):
         learn={1: 2e-3, 2: 1.5e-3}, take=1e-4, wake=2e-5, slow_act={1: 1.0},
         slow_learn={1: 1.0}, valid=0.9,
     )  # fmt: skip
-    one = profiler.template(config)
-    task = profiler.task_of(one, profiler.see(one).env)
+    one = shape.template(config)
+    task = shape.task_of(one, shape.see(one).env)
     facts = profiles.facts() | changes
     return profiles.Profile(rates, task, facts, profiles.subject(config), 1.0, True)
 
@@ -121,8 +123,8 @@ def test_an_actor_is_measured_with_all_that_its_env_takes():
 
 @pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
 def test_learning_is_measured_by_cores(tree):
-    one = profiler.template(load_config(tree))
-    config = profiler.without_warmup(one, profiler.see(one).env)
+    one = shape.template(load_config(tree))
+    config = shape.without_warmup(one, shape.see(one).env)
     cores = sorted(os.sched_getaffinity(0))
     first = cores[:1]
     told = alone(lambda: probe.learning(config, 8), first, cores=first, seconds=0.1)
@@ -134,7 +136,7 @@ def test_learning_is_measured_by_cores(tree):
 
 
 def test_learning_needs_few_envs_where_they_take_long_to_make():
-    one = profiler.template(load_config(CARTPOLE))
+    one = shape.template(load_config(CARTPOLE))
     cores = sorted(os.sched_getaffinity(0))
     first = cores[:1]
     told = alone(lambda: probe.learning(one, 3), first, cores=first, seconds=0.1)
@@ -159,8 +161,8 @@ def test_a_few_envs_are_shown_as_many():
 
 @pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
 def test_a_learner_of_its_own_is_measured_by_a_real_run(tree, tmp_path):
-    one = profiler.template(load_config(tree))
-    config = profiler.without_warmup(one, profiler.see(one).env)
+    one = shape.template(load_config(tree))
+    config = shape.without_warmup(one, shape.see(one).env)
     cores = sorted(os.sched_getaffinity(0))
     told = alone(lambda: probe.running(config, str(tmp_path)), cores, seconds=0.3)
     assert 1e-5 < told["update"] < 0.3
@@ -169,7 +171,7 @@ def test_a_learner_of_its_own_is_measured_by_a_real_run(tree, tmp_path):
 
 def test_a_real_run_keeps_the_end_that_a_schedule_needs(tmp_path):
     tree = {**CARTPOLE, "algorithm": {**CARTPOLE["algorithm"], "schedule": "linear"}}
-    config = profiler.template(load_config(tree, ["scale.actors=auto"]))
+    config = shape.template(load_config(tree, ["scale.actors=auto"]))
     cores = sorted(os.sched_getaffinity(0))
     told = alone(lambda: probe.running(config, str(tmp_path)), cores, seconds=0.3)
     assert told["update"] > 0, "it ended by its seconds, and made no plan of its own"
@@ -192,9 +194,9 @@ def test_a_process_that_dies_between_two_measurements_is_told():
 
 def test_one_env_has_no_halves():
     config = load_config(CARTPOLE, ["scale.halves=true", "scale.envs_per_actor=1"])
-    env = profiler.see(load_config(CARTPOLE)).env
+    env = shape.see(load_config(CARTPOLE)).env
     with pytest.raises(Refusal, match="one env has no halves"):
-        profiler.join(config, env)
+        shape.join(config, env)
 
 
 def test_the_time_of_an_update_is_all_that_a_learner_does_for_it():
@@ -237,22 +239,22 @@ def test_the_time_between_updates_of_workers_is_that_of_all_once_all_have_begun(
 
 def test_asking_takes_what_it_took_in_real_runs():
     config = load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local", "algorithm.epochs=1"])
-    one = profiler._Profiler(config, lambda what, left: None)
-    rates = dataclasses.replace(a_profile(config).rates, infer={8: 2e-3})
+    profile = a_profile(config)
+    rates = dataclasses.replace(profile.rates, infer={8: 2e-3})
     learnt = {"ask": 1e-4, "answer": 2.5e-3}
-    alone = one._asking(rates, learnt, 1e-5, [])
+    alone = profiler._with_asking(rates, profile.task, learnt, 1e-5, [])
     assert (alone.ask, alone.answer) == pytest.approx((1.1e-4, 5.1e-4))
-    known = one._asking(rates, learnt, 1e-5, [0.02, 0.03, 0.9])
+    known = profiler._with_asking(rates, profile.task, learnt, 1e-5, [0.02, 0.03, 0.9])
     assert known.asked(8, 1, None).step == pytest.approx(0.03)
     assert known.answer == alone.answer
 
 
 def test_the_warm_up_is_not_waited_for():
     config = load_config(REPLAY)
-    env = profiler.see(config).env
-    assert profiler.without_warmup(config, env).algorithm.warmup < 1000
+    env = shape.see(config).env
+    assert shape.without_warmup(config, env).algorithm.warmup < 1000
     other = load_config(CARTPOLE)
-    assert profiler.without_warmup(other, env).algorithm == other.algorithm
+    assert shape.without_warmup(other, env).algorithm == other.algorithm
 
 
 def test_a_curve_is_drawn_towards_what_its_neighbours_let_expect():
@@ -292,7 +294,7 @@ def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
     """Alone and beside others in turn: all takes twice as long from the second turn on."""
     learner = Told("learn", 0.1, 0.15, 0.2, 0.3)
     actor = Told("step", 0.1, 0.1, 0.2, 0.2)
-    again = profiler._Again(learner, actor, [0], 0.1)
+    again = Again(learner, actor, [0], 0.1)
     assert np.allclose(again.slowed([], 0.0), [(1.5, 1.0, 1.0), (1.5, 1.0, 1.0)])
     assert again.learn == pytest.approx(0.15)
     assert again.act == pytest.approx(0.15)
@@ -302,7 +304,7 @@ def test_the_slowest_of_several_actors_is_told_over_their_mean():
     """Rates of 10, 5 and 10 steps: 25 / 3 in the mean, where 10 were made alone."""
     learner, actor = Told("learn", 0.1, 0.1, 0.1, 0.1), Told("step", 0.1, 0.1, 0.1, 0.1)
     others = [Told("step", 0.2, 0.1), Told("step", 0.1, 0.1)]
-    again = profiler._Again(learner, actor, [0], 0.1)
+    again = Again(learner, actor, [0], 0.1)
     first, second = again.slowed(others, 0.0)
     assert first == pytest.approx((1.0, 1.2, 0.2 / 0.12))
     assert second == pytest.approx((1.0, 1.0, 1.0))
@@ -310,17 +312,17 @@ def test_the_slowest_of_several_actors_is_told_over_their_mean():
 
 def test_who_is_the_slowest_may_change():
     slices = np.array([[1.0, 2.0, 1.0, 2.0], [2.0, 1.0, 2.0, 1.0]])
-    assert profiler.behind(slices, 1) == pytest.approx(2.0 / 1.5)
-    assert profiler.behind(slices, 2) == profiler.behind(slices, 99) == pytest.approx(1.0)
-    assert profiler.behind(slices[:1], 1) == pytest.approx(1.0), "one waits for nobody"
-    assert profiler.behind(np.array([[1.0] * 5, [2.0] * 5]), 3) == pytest.approx(1.5)
+    assert behind(slices, 1) == pytest.approx(2.0 / 1.5)
+    assert behind(slices, 2) == behind(slices, 99) == pytest.approx(1.0)
+    assert behind(slices[:1], 1) == pytest.approx(1.0), "one waits for nobody"
+    assert behind(np.array([[1.0] * 5, [2.0] * 5]), 3) == pytest.approx(1.5)
 
 
 def test_all_act_until_the_learner_has_ended():
     learner, actor = Told("learn", *[0.1] * 4), Told("step", *[0.1, 0.1, 0.3, 0.2] * 2)
     learner.busy = [True, True, False] * 2
     other = Told("step", *[0.2] * 6)
-    found = profiler._Again(learner, actor, [0], 0.1).slowed([other], 10.0)
+    found = Again(learner, actor, [0], 0.1).slowed([other], 10.0)
     assert not actor.values, "alone, and thrice beside the learner; twice"
     assert not other.values
     mean = 2 / (1 / 0.2 + 1 / 0.2)
@@ -328,19 +330,19 @@ def test_all_act_until_the_learner_has_ended():
 
 
 def test_what_is_measured_between_two_looks_is_compared_with_both():
-    again = profiler._Again(Told("learn", 0.1, 0.3), Told("step", 0.1, 0.1), [0], 0.1)
+    again = Again(Told("learn", 0.1, 0.3), Told("step", 0.1, 0.1), [0], 0.1)
     assert again.beside(lambda: {"update": 0.5}) == ({"update": 0.5}, pytest.approx(0.2))
 
 
 def test_a_long_update_is_not_looked_at_again():
-    again = profiler._Again(Told("learn"), Told("step", 0.1, 0.1), [0], 3.0)
+    again = Again(Told("learn"), Told("step", 0.1, 0.1), [0], 3.0)
     assert again.beside(lambda: {"update": 5.0}) == ({"update": 5.0}, 3.0)
     assert again.learn == 3.0
 
 
 def beside(*pairs):
     """Updates under other circumstances, each with one under the usual ones."""
-    return [profiler._Beside(took, base) for took, base in pairs]
+    return [Beside(took, base) for took, base in pairs]
 
 
 def over_one(*took):
@@ -349,16 +351,16 @@ def over_one(*took):
 
 def test_of_what_is_compared_each_side_is_as_in_the_median():
     found = beside((1.2, 1.0), (1.3, 0.4), (9.0, 1.1))
-    assert profiler.over(found) == pytest.approx(1.3), "and not the median of the ratios, 3.25"
+    assert over(found) == pytest.approx(1.3), "and not the median of the ratios, 3.25"
 
 
 def test_one_disturbed_measurement_of_three_changes_nothing():
-    ratios = profiler._Ratios()
+    ratios = Ratios()
     ratios.apart[1] = over_one(1.2, 9.0, 1.1)
     ratios.apart[2] = over_one(0.7, 0.8, 0.1)
     slowed = [(1.5, 1.3, 1.0), (1.5, 7.0, 1.0), (0.1, 1.2, 1.0)]
-    ratios.busy[2] = [profiler._Slowed(*one) for one in slowed]
-    ratios.busy[4] = [profiler._Slowed(3.0, 2.0, 1.1)]
+    ratios.busy[2] = [Slowed(*one) for one in slowed]
+    ratios.busy[4] = [Slowed(3.0, 2.0, 1.1)]
     ratios.team[2] = over_one(0.1, 1.2, 5.0)
     ratios.threads[2] = over_one(0.5, 0.6, 9.0)
     curves = ratios.curves({1: 2.0, 2: 1.0, 4: 0.8}, 1.0)
@@ -380,6 +382,14 @@ class Look:
         self.looks += 1
 
 
+def comparing(config, again, cores=2, preparing=1.0):
+    """As in a profile, on so many cores, with an actor whose step takes 1 ms for each env."""
+    asked = dataclasses.replace(profiler._Asked.of(config), cores=list(range(cores)))
+    acted = profiler._Acted({8: 8e-3}, {8: 0.5}, 8, {}, None)
+    clock, probes = profiler._Clock(lambda what, left: None), contextlib.ExitStack()
+    return profiler._Comparing(asked, clock, probes, acted, again, {1: 0.01}, preparing)
+
+
 def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
     now, done = [0.0], []
     monkeypatch.setattr(profiler.time, "monotonic", lambda: now[0])
@@ -392,40 +402,35 @@ def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
 
         return profiler._Job(what, "apart", 1, expected or seconds, do)
 
-    one = object.__new__(profiler._Profiler)
-    one._begun, one._skipped, one._progress = 0.0, [], lambda what, left: None
+    one = comparing(load_config(CARTPOLE), Look(1.0))
     quick, slow, late = job("quick", 3), job("slow", 15, expected=10), job("late", 30)
-    jobs = one._once([quick, slow, job("nothing", 1, came=False), late])
+    jobs = one.once([quick, slow, job("nothing", 1, came=False), late])
     assert [(j.what, j.seconds) for j in jobs] == [("quick", 3), ("slow", 15)]
-    assert one._skipped == ["nothing", "late"]
+    assert one._clock.skipped == ["nothing", "late"]
     done.clear()
-    monkeypatch.setattr(one, "_that_matter", lambda jobs, ratios, rates: jobs)
-    one._repeat(jobs, None, None, Look(1.0))
+    monkeypatch.setattr(profiler._Comparing, "that_matter", lambda self, jobs, rates: jobs)
+    one.repeat(jobs, None)
     assert done == ["quick", "slow", "quick", "quick"], "then there are 2 s left, of 45"
     now[0] = 20.0
     done.clear()
-    one._repeat([job("matters", 1)], None, None, Look(1.0))
+    one.repeat([job("matters", 1)], None)
     assert done == ["matters"] * (profiler.MORE - 1)
     now[0] = 20.0
     done.clear()
-    one._repeat([job("matters", 1)], None, None, Look(0.05))
+    one._again = idle = Look(0.05)
+    one.repeat([job("matters", 1)], None)
     assert done == ["matters"] * (profiler.TURNS - 1), "a steady machine need not be asked as often"
-    idle = Look(0.05)
-    one._repeat([], None, None, idle)
+    one.repeat([], None)
     assert idle.looks == profiler.TURNS - 1, "nothing that is compared matters"
 
 
 def test_only_what_the_best_ways_depend_on_is_looked_at_again():
-    one = object.__new__(profiler._Profiler)
     config = load_config(CARTPOLE, ["scale.relax=tianji", "scale.engine=local"])
-    profile = a_profile(config)
-    one._task, one._mine, one._asked, one._possibles = profile.task, [0, 1, 2, 3], config, {}
-    one._env = profiler.see(config).env
-    base = profile.rates
+    one, base = comparing(config, Look(0.0), cores=4), a_profile(config).rates
 
     def mattering(act, learn, **found):
         """Of all that was compared, with an update of one learner inside a process that acts."""
-        ratios = profiler._Ratios(**found)
+        one.ratios = Ratios(**found)
 
         def rates(ratios):
             curves = ratios.curves({1: learn}, learn)
@@ -433,9 +438,9 @@ def test_only_what_the_best_ways_depend_on_is_looked_at_again():
 
         jobs = [profiler._Job(f"{kind} {key}", kind, key, 1.0, lambda: True)
                 for kind, looks in found.items() for key in looks]  # fmt: skip
-        return [job.what for job in one._that_matter(jobs, ratios, rates)]
+        return [job.what for job in one.that_matter(jobs, rates)]
 
-    slowed = {n: [profiler._Slowed(1.0, 1.0, 1.0)] for n in (2, 4)}
+    slowed = {n: [Slowed(1.0, 1.0, 1.0)] for n in (2, 4)}
     compared = {"apart": {1: over_one(1.0), 2: over_one(1.6)}, "busy": slowed}
     assert mattering(1e-4, 1.0, **compared, team={2: over_one(1.5)}) == ["apart 1"]
     # two learners are nearly as quick as one: at another time they may be quicker
@@ -447,22 +452,22 @@ def test_only_what_the_best_ways_depend_on_is_looked_at_again():
 
 
 def test_if_something_had_taken_longer():
-    ratios = profiler._Ratios(
+    ratios = Ratios(
         apart={1: over_one(2.0)}, team={2: over_one(3.0)}, asked=[1.0],
-        busy={4: [profiler._Slowed(1.0, 2.0, 1.5)]},
+        busy={4: [Slowed(1.0, 2.0, 1.5)]},
     )  # fmt: skip
     apart, team = ratios.times(1.1, "apart", 1), ratios.times(1.1, "team", 2)
-    assert profiler.over(apart.apart[1]) == pytest.approx(2.2)
+    assert over(apart.apart[1]) == pytest.approx(2.2)
     assert (apart.team, apart.asked) == (ratios.team, [pytest.approx(1.1)])
-    assert profiler.over(team.team[2]) == pytest.approx(3.3)
+    assert over(team.team[2]) == pytest.approx(3.3)
     assert (team.apart, team.asked) == (ratios.apart, ratios.asked)
-    assert profiler.over(ratios.apart[1]) == 2.0, "and what was measured stays"
+    assert over(ratios.apart[1]) == 2.0, "and what was measured stays"
     (crowded,) = ratios.times(1.1, "busy", 4).busy[4]
     assert crowded == pytest.approx((1.1, 2.2, 1.5)), "the slowest is so over the others"
 
 
 def test_how_much_the_machine_varied_is_kept_and_told():
-    again = profiler._Again(Told("learn"), Told("step"), [0], 0.1)
+    again = Again(Told("learn"), Told("step"), [0], 0.1)
     assert again.varied == 0.0, "nothing was looked at twice"
     again._learnt = [1.0] * 11
     again._acted = [0.8, *[1.0] * 3, *[1.1] * 3, *[1.2] * 3, 1.6]
@@ -611,7 +616,7 @@ def test_a_plan_changes_nothing_of_what_is_learnt(monkeypatch):
     monkeypatch.setattr(planner, "cores_here", lambda: 8)
     config = load_config(CARTPOLE)
     found = planner.make(config, a_profile(config))
-    other = profiler.spread(config, found.best.choice)
+    other = shape.spread(config, found.best.choice)
     scale = other.scale
     assert scale.engine == "local", "its env is slow"
     assert scale.actors > 1
@@ -660,7 +665,7 @@ def test_learning_on_a_gpu_that_is_not_there_is_not_measured(monkeypatch, capsys
 
 def test_a_learner_on_a_gpu_is_measured_with_actors_that_feed_it_its_own_batches():
     config = load_config(CARTPOLE, ["scale.envs_per_actor=64"])
-    task = profiler.task_of(config, profiler.see(config).env)
+    task = shape.task_of(config, shape.see(config).env)
     assert next(profiler.fed_by(task, 7, 64)) == (4, 16)
     assert list(profiler.fed_by(task, 8, 16)) == [(8, 8), (4, 16)]
     assert not list(profiler.fed_by(task, 7, 8))
@@ -668,9 +673,18 @@ def test_a_learner_on_a_gpu_is_measured_with_actors_that_feed_it_its_own_batches
     assert next(profiler.fed_by(replay, 7, 8)) == (7, 8)
 
 
+def test_a_run_with_a_gpu_is_expected_to_begin_no_sooner_than_a_learner_did(monkeypatch):
+    monkeypatch.setattr(profiler.torch.cuda, "is_available", lambda: True)
+    config = load_config(CARTPOLE, ["scale.device=cuda"])
+    quick, slow = (comparing(config, None, 4, seconds)._apart()[0] for seconds in (1.0, 20.0))
+    assert quick.what == "a learner that 2 actors feed"
+    assert quick.seconds == pytest.approx(profiler.START_GPU + 2.0, abs=0.5)
+    assert slow.seconds == pytest.approx(profiler.START + 20.0 + 2.0, abs=0.5)
+
+
 def test_what_others_cost_a_learner_that_was_measured_beside_some_is_counted_once():
-    ratios = profiler._Ratios()
-    ratios.busy = {2: [profiler._Slowed(1.1, 1.0, 1.0)], 5: [profiler._Slowed(1.5, 1.0, 1.0)]}
+    ratios = Ratios()
+    ratios.busy = {2: [Slowed(1.1, 1.0, 1.0)], 5: [Slowed(1.5, 1.0, 1.0)]}
     ratios.apart, ratios.busy_apart = {1: over_one(2.0)}, 5
     found = ratios.curves({1: 0.01}, 0.01)
     assert found.learn == {1: pytest.approx(0.02)}
@@ -698,7 +712,7 @@ def test_what_if_of_learners_and_groups_needs_processes_of_their_own():
 
 
 def test_a_server_is_measured_with_what_asking_it_takes():
-    config = profiler.template(load_config(CARTPOLE, ["scale.relax=seed", "algorithm.epochs=1"]))
+    config = shape.template(load_config(CARTPOLE, ["scale.relax=seed", "algorithm.epochs=1"]))
     cores = sorted(os.sched_getaffinity(0))[:1]
     told = alone(lambda: probe.learning(config, 8), cores, cores=cores, seconds=0.1)
     assert 0 < told["ask"] < told["act"]
@@ -723,16 +737,16 @@ def test_a_plan_for_a_server_needs_only_a_look():
 @pytest.mark.parametrize("join", ["average", "gossip"])
 def test_groups_that_join_are_measured_as_one(join):
     overrides = ["scale.groups=2", "scale.engine=local", f"relax.join={join}", "join.every=3"]
-    one = profiler.template(load_config(CARTPOLE, overrides))
-    assert profiler.task_of(one, profiler.see(one).env).rows > 0
+    one = shape.template(load_config(CARTPOLE, overrides))
+    assert shape.task_of(one, shape.see(one).env).rows > 0
 
 
 def test_workers_are_measured_as_one_that_takes_turns():
     overrides = ["scale.relax=a3c", "scale.engine=local", "scale.groups=2"]
     config = load_config(CARTPOLE, overrides)
-    assert profiler.works(config)
-    one = profiler.template(config)
-    assert not profiler.works(one)
+    assert shape.works(config)
+    one = shape.template(config)
+    assert not shape.works(one)
     assert (one.scale.relax, one.relax.correct) == ("sync", "vtrace")
     assert planner.choice_of(config).cores_used == 2
     assert str(planner.choice_of(config)) == "2 workers with 8 envs each"
@@ -744,31 +758,28 @@ def test_what_workers_cost_each_other_is_measured_by_a_real_run_of_theirs(tmp_pa
     told = alone(lambda: probe.running(config, str(tmp_path)), here, seconds=1.0)
     assert 0 < told["update"] < 0.5
     assert told["step"] is None
-    one = profiler._Profiler(config, lambda what, left: None)
-    ratios, rates = profiler._Ratios(), a_profile(config).rates
-    rows = one._task.rows
-    alone_s = rows * rates.valid / predict(one._task, rates, Choice("serial", 1, 8, 8), 1).new
+    profile, ratios = a_profile(config), Ratios()
+    rates, task = profile.rates, profile.task
+    alone_s = task.rows * rates.valid / predict(task, rates, Choice("serial", 1, 8, 8), 1).new
     # Updates of 1.0 s alone took 1.25 s at that time; rounds of two workers 2.5 times as long.
     ratios.workers[2] = beside((2.5 * 1.25, 1.25), (2.5 * 1.25, 1.25), (99.0, 1.25))
-    again = profiler._Again(Told("learn"), Told("step"), [0], 1.0)
-    found = one._joining(rates, ratios, again)
+    again = Again(Told("learn"), Told("step"), [0], 1.0)
+    found = profiler._with_joining(rates, task, ratios, again)
     assert found.together == pytest.approx({1: 1.0, 2: 2.5 / alone_s})
-    assert one._joining(rates, profiler._Ratios(), again) == rates, "nothing was measured"
+    assert profiler._with_joining(rates, task, Ratios(), again) == rates, "nothing was measured"
 
 
 def test_a_profile_of_workers_runs_as_many_as_there_are_cores_for(monkeypatch):
     asked = []
-    one = profiler._Profiler(load_config(CARTPOLE, WORKERS), lambda what, left: None)
-    one._mine = list(range(6))
+    config = load_config(CARTPOLE, WORKERS)
 
-    def job(what, kind, key, ratios, again, run, seconds, making=0.0):
+    def job(self, what, kind, key, run, seconds, making=0.0):
         asked.append((what, key, run.scale.groups, run.scale.relax, run.eval.every))
 
-    monkeypatch.setattr(one, "_job", job)
-    one._workers(profiler._Ratios(), None, 0.01, 0.02)
+    monkeypatch.setattr(profiler._Comparing, "_job", job)
+    comparing(config, None, cores=6)._workers()
     assert asked == [("6 workers", 6, 6, "gala", 0), ("2 workers", 2, 2, "gala", 0)]
-    one._mine = [0]
-    assert one._workers(profiler._Ratios(), None, 0.01, 0.02) == []
+    assert comparing(config, None, cores=1)._workers() == []
 
 
 def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):
@@ -810,7 +821,7 @@ def test_auto_is_shown_as_such_and_counts_as_one_actor_until_it_is_planned():
     assert config.auto
     assert config.scale.actors == 1
     assert next(v for k, v, *_ in config.rows() if k == "scale.actors") == "auto"
-    assert not profiler.spread(config, Choice("serial", 1, 8, 8)).auto
+    assert not shape.spread(config, Choice("serial", 1, 8, 8)).auto
     with pytest.raises(Refusal, match=r"scale\.actors = 'many'"):
         load_config(CARTPOLE, ["scale.actors=many"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tianji import profile as profiles
-from tianji import profiler
+from tianji import profiler, shape
 from tianji.config import Config
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
@@ -43,7 +43,7 @@ def choice_of(config: Config) -> Choice:
     scale = config.scale
     return Choice(
         scale.engine, scale.actors, scale.envs_per_actor, scale.rollout_length, scale.cores,
-        scale.learners, scale.groups, "worker" if profiler.works(config) else "apart",
+        scale.learners, scale.groups, "worker" if shape.works(config) else "apart",
     )  # fmt: skip
 
 
@@ -51,10 +51,10 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
     """The best way to spread a config over so many cores, by default all that there are. With more
     than one group, at most so many, each learns from batches of its own."""
     cores = _cores(cores)
-    env = profiler.see(profiler.template(config)).env
+    env = shape.see(shape.template(config)).env
 
     def allowed(choice: Choice) -> bool:
-        return profiler.possible(config, choice, env, profile.task)
+        return shape.possible(config, choice, env, profile.task)
 
     found = plan(profile.task, profile.rates, cores, allowed, range(1, groups + 1))
     if found is None:
@@ -72,7 +72,7 @@ def make(config: Config, profile: Profile, cores: int | None = None, groups: int
 def _refused(config: Config, choice: Choice, env: EnvSpec) -> str:
     """Why a run would not begin that way; empty: it would."""
     try:
-        profiler.steps_per_update(config, choice, env)
+        shape.steps_per_update(config, choice, env)
     except Refusal as error:
         return f"{choice}: {error}"
     return ""
@@ -211,7 +211,7 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
     if path is None:
         profile = profiles.cached(config) or profiler.look(config)
         found = make(config, profile)
-        return profiler.spread(config, found.best.choice), tree(found, profile)
+        return shape.spread(config, found.best.choice), tree(found, profile)
     written, choice = _read(path)
     if written.get("config") != profiles.subject(config):
         raise Refusal(
@@ -219,15 +219,15 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
             f"({choice}), so that it would change what is learnt and its prediction would not "
             f"hold. Make a plan for this one: `tianji plan CONFIG --save FILE`."
         )
-    env = profiler.see(profiler.template(config)).env
-    rows = profiler.task_of(profiler.template(config), env).rows
-    if (now := profiler.steps_per_update(config, choice, env)) != rows:
+    env = shape.see(shape.template(config)).env
+    rows = shape.task_of(shape.template(config), env).rows
+    if (now := shape.steps_per_update(config, choice, env)) != rows:
         raise Refusal(
             f"{path} would let an update follow {now} steps ({choice}) instead of {rows}, so that "
             f"something else would be learnt and its prediction would not hold. Was it edited? "
             f"Make a plan: `tianji plan CONFIG --save FILE`."
         )
-    return profiler.spread(config, choice), written
+    return shape.spread(config, choice), written
 
 
 def check_asked(asked: Config, followed: Config, overrides: Sequence[str]) -> None:

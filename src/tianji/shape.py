@@ -1,0 +1,156 @@
+"""What a config would be if its roles were spread in other ways, without a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, NamedTuple
+
+from tianji.build import Topology, check_halves, make_spec
+from tianji.config import Config, JoinConfig
+from tianji.env import EnvSpec
+from tianji.errors import Refusal
+from tianji.plan import Choice, Task
+from tianji.relax import PRESETS, Relaxation, Sizes
+from tianji.transports.memory import Memory
+
+
+class Seen(NamedTuple):
+    """What one env of a config looks like."""
+
+    env: EnvSpec
+    seconds: float
+    """to make and reset it"""
+
+
+def template(config: Config) -> Config:
+    """The config with everything of a run in one place: one actor with all envs, one learner."""
+    scale = config.scale
+    one = dataclasses.replace(
+        scale, engine="local", actors=1, learners=1, groups=1, cores=1, pin=False,
+        envs_per_actor=scale.actors * scale.envs_per_actor,
+    )  # fmt: skip
+    quiet = dataclasses.replace(config.eval, every=0)
+    # One group joins nobody, and one actor with all envs may have more than a server's batch.
+    relax = dataclasses.replace(config.relax, join="none", max_batch=None)
+    alone = dataclasses.replace(
+        config, scale=one, relax=relax, eval=quiet, join=JoinConfig(), auto=False
+    )
+    if not works(config):
+        return alone
+    # One worker is a serial run: its actor, its buffer and its learner take turns.
+    turns = dataclasses.replace(relax, hosts=None)
+    correct: Any = _preset(config).correct
+    if turns.correct is None and correct != "none":
+        turns = dataclasses.replace(turns, correct=correct)
+    return dataclasses.replace(alone, scale=dataclasses.replace(one, relax="sync"), relax=turns)
+
+
+def works(config: Config) -> bool:
+    """Does each group act and learn in one process?"""
+    return (config.relax.hosts or _preset(config).hosts) == "worker"
+
+
+def _preset(config: Config) -> Relaxation:
+    """The relaxation that a config names, before fields that it sets."""
+    return PRESETS[config.scale.relax](Sizes(config.algorithm.on_policy, alone=False))
+
+
+def see(config: Config) -> Seen:
+    """Make an env, twice: the first one may have much to import."""
+    scale, took = config.scale, 0.0
+    for _ in range(2):
+        begun = time.perf_counter()
+        env = config.env.make(1 + scale.halves, False, 1, scale.halves)
+        env.reset(0)
+        took = (time.perf_counter() - begun) / env.num_envs
+        check_halves(config, env)
+        env.close()
+    return Seen(env.spec, took)
+
+
+def join(config: Config, env: EnvSpec) -> Topology:
+    """The roles of a run, as they would be joined; refuses what a run would refuse."""
+    if config.scale.halves and config.scale.envs_per_actor < 2:
+        raise Refusal(
+            "scale.halves = true cannot be: one env has no halves. Set scale.halves = false, or "
+            "scale.envs_per_actor to 2 or more."
+        )
+    joined = Topology(config, make_spec(config, env), lambda envs: config.env.make(envs))
+    joined.check_memory()
+    if joined.spec.learners > 1:
+        joined.store(Memory())  # does every learner have an equal share?
+    return joined
+
+
+def spread(config: Config, choice: Choice) -> Config:
+    """The config with its roles spread as a choice says; what is learnt stays the same."""
+    scale = dataclasses.replace(
+        config.scale,
+        engine=choice.engine,
+        actors=choice.actors,
+        envs_per_actor=choice.envs,
+        rollout_length=choice.rollout_length,
+        cores=choice.cores,
+        learners=choice.learners,
+        groups=choice.groups,
+    )
+    return dataclasses.replace(config, scale=scale, auto=False)
+
+
+def steps_per_update(config: Config, choice: Choice, env: EnvSpec) -> int:
+    """What an update would follow; refuses what a run would refuse."""
+    return join(spread(config, choice), env).balance.steps_per_update
+
+
+def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
+    """Would a run begin that way, and learn from as much at an update?"""
+    try:
+        return steps_per_update(config, choice, env) == task.rows
+    except Refusal:
+        return False
+
+
+def task_of(config: Config, env: EnvSpec) -> Task:
+    """What a config asks for."""
+    joined = join(config, env)
+    spec, relax, algorithm = joined.spec, joined.relax, config.algorithm
+    rows = joined.balance.steps_per_update
+    capacity = getattr(algorithm, "capacity", 1 << 62)
+    return Task(
+        rows=rows,
+        batch=rows if algorithm.on_policy else int(getattr(algorithm, "batch_size", rows)),
+        on_policy=algorithm.on_policy,
+        lead=relax.lead,
+        streams=relax.start == "stream",
+        envs=spec.actors * spec.envs,
+        T=spec.T,
+        abreast=relax.lead <= max(1, spec.actors * spec.rows_per_rollout // rows),
+        passes=relax.lead > 0 and relax.late == "pass",
+        server=relax.infer == "server",
+        most_rows=max(spec.actors * spec.rows_per_rollout, capacity // 16),
+    )
+
+
+def begins(config: Config, env: EnvSpec) -> bool:
+    """Would such a run begin?"""
+    try:
+        join(config, env)
+    except Refusal:
+        return False
+    return True
+
+
+def without_warmup(config: Config, env: EnvSpec) -> Config:
+    """Without most of it, at least: the first update is waited for."""
+    warmup = getattr(config.algorithm, "warmup", None)
+    if not isinstance(warmup, int):
+        return config
+    fewer = 256
+    while fewer < warmup:
+        algorithm: Any = dataclasses.replace(config.algorithm, warmup=fewer)  # type: ignore[type-var]
+        shorter = dataclasses.replace(config, algorithm=algorithm)
+        if begins(shorter, env):
+            return shorter
+        fewer *= 2
+    return config
