@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import tianji
 from tianji import planner, probe, profiler, shape
 from tianji import profile as profiles
 from tianji.__main__ import main
-from tianji.config import load_config
+from tianji.config import EvalConfig, load_config
 from tianji.errors import Failure, Refusal
 from tianji.plan import Choice, Rates, predict
 from tianji.probe import Probe, alone
@@ -534,7 +535,7 @@ def test_a_plan_is_judged_by_its_rounds(plan):
 
 
 def test_a_sweep_runs_every_way_once_and_rounds_are_made_of_the_fastest(plan, monkeypatch):
-    """The plan's, which is for the cores of this machine, is not the fastest here."""
+    """The plan's, which is for two cores, is not the fastest here."""
     config = load_config(plan.ROOT / "configs" / "ppo_cartpole.toml")
     found = a_profile(config)
     clock = [0.0]
@@ -544,6 +545,7 @@ def test_a_sweep_runs_every_way_once_and_rounds_are_made_of_the_fastest(plan, mo
         return 1000.0 * way.choice.actors + way.choice.cores
 
     monkeypatch.setattr(plan, "cores", lambda: 8)
+    monkeypatch.setattr(planner, "cores_here", lambda: 2)
     monkeypatch.setattr(plan.profiler, "measure", lambda config: found)
     monkeypatch.setattr(plan.time, "monotonic", lambda: clock[0])
     every = [way.choice for way in plan.every_way(config, found)]
@@ -794,6 +796,8 @@ def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):
     two = planner.what_if(config, profile, ["groups=2"], None)
     assert found.best.new == pytest.approx(2 * two.new)
     assert planner.make(config, profile, groups=3).best.choice.groups == 3
+    with pytest.raises(Refusal, match="no way to spread"):
+        planner.make(config, profile, groups=1)
     with pytest.raises(Refusal, match="cannot be asked of workers"):
         planner.what_if(config, profile, ["actors=3"], None)
     assert "knee" not in planner.tree(found, profile)
@@ -806,6 +810,84 @@ def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):
     for other in ([], [*overrides, "scale.envs_per_actor=16"], [*overrides, "network.hidden=[8]"]):
         with pytest.raises(Refusal, match="was made for another env"):
             planner.follow(load_config(CARTPOLE, other), tmp_path / "plan.json")
+
+
+def test_a_plan_keeps_the_groups_of_a_config(monkeypatch, cache):
+    """Each has batches of its own, so that with fewer something else would be learnt."""
+    several = ["scale.engine=local", "scale.groups=2", "relax.join=average", "join.every=3"]
+    config = load_config(CARTPOLE, [*several, "scale.actors=auto"])
+    profile = a_profile(config)
+    profiles.save(profile, config)
+    monkeypatch.setattr(planner, "cores_here", lambda: 8)
+    followed, written = planner.follow(config, None)
+    assert (followed.scale.groups, written["choice"]["groups"]) == (2, 2)
+    for p in (found := planner.make(config, profile)).others:
+        assert p.choice.groups == 2
+    assert not any("--groups" in note for note in found.notes)
+    assert planner.make(load_config(CARTPOLE), profile).best.choice.groups == 1
+    monkeypatch.setattr(planner, "cores_here", lambda: 2)
+    with pytest.raises(Refusal, match=r"has 2 groups.* need 4 cores, and there are 2.*--groups"):
+        planner.make(config, profile)
+    alone = load_config(CARTPOLE, ["scale.groups=2", "scale.engine=local"])
+    assert planner.make(alone, profile, groups=1).best.choice.groups == 1
+
+
+def test_a_profile_holds_for_how_often_models_are_joined():
+    config, other = (load_config(CARTPOLE, [*WORKERS, f"join.every={n}"]) for n in (1, 50))
+    assert profiles.subject(config) != profiles.subject(other)
+
+
+def test_a_template_neither_evaluates_nor_explores_by_a_ladder():
+    tree = {**REPLAY, "scale": {**REPLAY["scale"], "engine": "local", "actors": 2}}
+    config = load_config(tree, ["scale.relax=apex"])
+    one = shape.template(dataclasses.replace(config, eval=EvalConfig(every=5, when="often")))
+    assert one.eval == EvalConfig()
+    assert shape.task_of(one, shape.see(one).env).rows > 0
+    ladder = Choice("local", 2, 4, 8)
+    assert shape.join(shape.spread(config, ladder), shape.see(one).env).relax.explore == "ladder"
+
+
+def test_batches_are_known_by_the_steps_that_updates_consume():
+    """Three envs have no half: two of them are it, about."""
+    config = load_config(CARTPOLE, ["scale.envs_per_actor=3"])
+    found = profiler._Profiler(config, lambda what, left: None)._batches(23, 1.0, 0.5)
+    small, own, large = sorted(found)
+    assert own == 23
+    assert 12 < small <= 16
+    assert 40 < large <= 48
+    profile = a_profile(config)
+    task = dataclasses.replace(profile.task, batch=23)
+    known = dataclasses.replace(profile, task=task, batches={16: 0.7, 23: 1.0, 46: 2.0})
+    assert known.by_batch() == pytest.approx({16: 0.7, 23: 1.0, 46: 2.0})
+    # twice the envs consume twice the steps, and that was measured
+    twice = planner.what_if(config, known, ["envs=6"], None)
+    once = planner.what_if(config, known, ["envs=3"], None)
+    assert twice.capacity["learner"] == pytest.approx(once.capacity["learner"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_profile_that_is_ended_leaves_nothing_behind(tmp_path, number):
+    folders = {name: tmp_path / name for name in ("TMPDIR", "TIANJI_CACHE")}
+    for folder in folders.values():
+        folder.mkdir()
+    env = os.environ | {name: str(folder) for name, folder in folders.items()}
+    before = set(os.listdir("/dev/shm"))
+    argv = [sys.executable, "-m", "tianji", "profile", "ppo_cartpole"]
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "a learner of its own" in line:
+                break
+        time.sleep(2.0)  # its run is under way
+        assert os.listdir(folders["TMPDIR"])
+        process.send_signal(number)
+        process.wait(20)
+    assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    assert os.listdir(folders["TMPDIR"]) == []
+    deadline = time.monotonic() + 10
+    while left := set(os.listdir("/dev/shm")) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys):
@@ -921,7 +1003,7 @@ def test_figures_of_a_profile_do_not_contradict_each_other():
     rates = dataclasses.replace(profile.rates, inside={1: 1e-3})
     batches = {batch // 2: 0.6e-3, batch: 1e-3, 2 * batch: 1.8e-3}
     told = profiles.told(dataclasses.replace(profile, rates=rates, batches=batches))
-    assert f"batch of {batch:>6}: 2 ms" in told, "as the learner takes, in the lines above"
+    assert f"{batch:>6} steps: 2 ms" in told, "as the learner takes, in the lines above"
     quick = Rates(
         act={16: 1e-5}, begin=0.0, send=0.0, receive=1e-9, serve=1e-9, learn={1: 2e-2}, take=0.0,
         wake=0.0, slow_act={1: 1.0}, slow_learn={1: 1.0}, inside={1: 1e-2},

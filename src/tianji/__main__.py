@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -150,8 +151,8 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--groups",
         type=_count,
-        default=1,
-        help="choose up to so many groups, each with batches of its own to learn from (default: 1)",
+        help="choose up to so many groups, each with batches of its own to learn from (default: as "
+        "many as the config has)",
     )
     plan.add_argument(
         "--what-if", action="append", default=[], metavar="K=V",
@@ -505,6 +506,12 @@ def _measured(config: Any) -> Any:
         told = f"{begin}measuring {what}: at most {left:.0f} s left"
         print(told, end=end, file=sys.stderr, flush=True)
 
+    def end_now(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)  # as Ctrl-C: nothing is left behind
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, end_now)
     try:
         return _module("profiler").measure(config, say)
     finally:

@@ -357,7 +357,8 @@ def choices(
     by default as many as there are cores for."""
     threads = [c for c in sorted(rates.learn) if c <= cores]
     for (envs, T), c in product(_envs(task, actors=1), threads):
-        yield Choice("serial", 1, envs, T, cores=c)
+        if 1 in groups:
+            yield Choice("serial", 1, envs, T, cores=c)
         if task.workers:
             most = cores // c if max(groups) == 1 else min(cores // c, max(groups))
             for G in range(1, most + 1):

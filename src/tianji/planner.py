@@ -47,19 +47,32 @@ def choice_of(config: Config) -> Choice:
     )  # fmt: skip
 
 
-def make(config: Config, profile: Profile, cores: int | None = None, groups: int = 1) -> Plan:
-    """The best way to spread a config over so many cores, by default all that there are. With more
-    than one group, at most so many, each learns from batches of its own."""
+def make(
+    config: Config, profile: Profile, cores: int | None = None, groups: int | None = None
+) -> Plan:
+    """The best way to spread a config over so many cores, by default all that there are. With as
+    many groups as it has or, if `groups` is given, at most so many: each has batches of its own.
+    Workers are as many as are best."""
     cores = _cores(cores)
     env = shape.see(shape.template(config)).env
+    own = 1 if profile.task.workers else config.scale.groups
+    counts = range(own, own + 1) if groups is None else range(1, groups + 1)
 
     def allowed(choice: Choice) -> bool:
-        return shape.possible(config, choice, env, profile.task)
+        few = groups is None or choice.groups <= groups
+        return few and shape.possible(config, choice, env, profile.task)
 
-    found = plan(profile.task, profile.rates, cores, allowed, range(1, groups + 1))
+    found = plan(profile.task, profile.rates, cores, allowed, counts)
     if found is None:
-        why = next(filter(None, (_refused(config, choice, env) for choice in
-                                 choices(profile.task, profile.rates, cores))), "")  # fmt: skip
+        if groups is None and 2 * own > max(2, cores):
+            raise Refusal(
+                f"{config.name} has {own} groups, each with an actor and a learner, which need "
+                f"{2 * own} cores, and there are {cores}, so there is no plan. Set scale.actors "
+                f"yourself, and some will share a core; or ask for fewer by --groups, which learn "
+                f"otherwise: each has batches of its own."
+            )
+        ways = choices(profile.task, profile.rates, cores, counts)
+        why = next(filter(None, (_refused(config, choice, env) for choice in ways)), "")
         raise Refusal(
             f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
             f"there is no plan. Give it more cores, or set scale.actors yourself. The first way "
@@ -157,7 +170,7 @@ def _cores(asked: int | None) -> int:
     return here if asked is None else asked
 
 
-def _of_gpu(config: Config, best: Prediction, cores: int, groups: int) -> list[str]:
+def _of_gpu(config: Config, best: Prediction, cores: int, groups: int | None) -> list[str]:
     """What the GPU that is here brings, if that is known."""
     if config.scale.device != "cpu" or gpu_model() is None:
         return []

@@ -66,8 +66,10 @@ class Profile:
 
     def by_batch(self) -> dict[int, float]:
         """How many times as long an update takes as with the config's batch."""
-        own = min(self.batches, key=lambda batch: abs(batch - self.task.batch), default=0)
-        return {batch: seconds / self.batches[own] for batch, seconds in self.batches.items()}
+        return {
+            batch: seconds / self.batches[self.task.batch]
+            for batch, seconds in self.batches.items()
+        }
 
     @classmethod
     def of(cls, tree: dict[str, Any]) -> Profile:
@@ -98,7 +100,8 @@ def subject(config: Config) -> str:
     scale = {key: getattr(config.scale, key) for key in ("device", "halves", "env_threads")}
     envs = config.scale.actors * config.scale.envs_per_actor, config.scale.rollout_length
     about = [tree[section] for section in ("env", "algorithm", "network", "reuse")]
-    text = json.dumps([*about, scale, envs, config.scale.relax, tree.get("relax")], sort_keys=True)
+    loose = config.scale.relax, tree.get("relax"), tree.get("join")
+    text = json.dumps([*about, scale, envs, *loose], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -196,7 +199,7 @@ def told(profile: Profile) -> str:
                          f"each")  # fmt: skip
     for batch, longer in sorted(profile.by_batch().items()):
         seconds = longer * rates.learn[1]
-        lines.append(f"  batch of {human(batch):>6}: {1e3 * seconds:.3g} ms, "
+        lines.append(f"  {human(batch):>6} steps: {1e3 * seconds:.3g} ms, "
                      f"{human(batch / seconds)} consumed steps/s")  # fmt: skip
     first = task.T * rates.step(task.envs) + rates.begin
     lines += [

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from tianji.config import Config
+from tianji.config import Config, EvalConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.machine import core_order
@@ -188,7 +188,7 @@ class _Profiler:
         again.look()
         comparing = _Comparing(asked, self._clock, self._probes, acted, again, inside, preparing)
         jobs = comparing.once(comparing.jobs())
-        batches = self._batches(inside[1], preparing)
+        batches = self._batches(round(learnt["consumed"]), inside[1], preparing)
         inference = self._inference(acted)
 
         def rates(ratios: Ratios) -> Rates:
@@ -301,20 +301,20 @@ class _Profiler:
             return 1.0
         return max(1.0, float(learnt.get("act", 0.0)) / act[envs])
 
-    def _batches(self, known: float, preparing: float) -> dict[int, float]:
-        """Seconds of an update on one core with half and twice the batch."""
+    def _batches(self, consumed: int, known: float, preparing: float) -> dict[int, float]:
+        """Seconds of an update on one core, by the steps that it consumes: as many as it does,
+        about half and about twice of that."""
         asked, mine = self._asked, self._asked.cores[:1]
-        found = {asked.task.batch: known}
-        for factor in (0.5, 2.0):
-            size = round(asked.task.batch * factor)
+        found = {consumed: known}
+        for what, factor in (("half the batch", 0.5), ("twice the batch", 2.0)):
             other = self._with_batch(factor)
             if other is None or not begins(other, asked.env):
                 continue
-            if not self._clock.has(f"batches of {size}", preparing + 1 + 2 * factor * known):
+            if not self._clock.has(what, preparing + 1 + 2 * factor * known):
                 continue
             most = asked.at_once(MAKING)
             learnt = alone(lambda c=other, n=most: learning(c, n), mine, cores=mine, seconds=0.5)  # type: ignore[misc]
-            found[size] = learnt["learn"]
+            found.setdefault(round(learnt["consumed"]), learnt["learn"])
         return found
 
     def _with_batch(self, factor: float) -> Config | None:
@@ -536,9 +536,7 @@ class _Comparing:
                 engine="local", actors=1, learners=1, groups=workers, cores=1, pin=True,
                 envs_per_actor=asked.task.envs,
             )  # fmt: skip
-            quiet = dataclasses.replace(
-                several, eval=dataclasses.replace(several.eval, every=0), auto=False
-            )
+            quiet = dataclasses.replace(several, eval=EvalConfig(), auto=False)
             if not begins(quiet, asked.env):
                 continue
             run = without_warmup(quiet, asked.env)

@@ -7,7 +7,7 @@ import time
 from typing import Any, NamedTuple
 
 from tianji.build import Topology, check_halves, make_spec
-from tianji.config import Config, JoinConfig
+from tianji.config import Config, EvalConfig, JoinConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.plan import Choice, Task
@@ -30,11 +30,11 @@ def template(config: Config) -> Config:
         scale, engine="local", actors=1, learners=1, groups=1, cores=1, pin=False,
         envs_per_actor=scale.actors * scale.envs_per_actor,
     )  # fmt: skip
-    quiet = dataclasses.replace(config.eval, every=0)
-    # One group joins nobody, and one actor with all envs may have more than a server's batch.
-    relax = dataclasses.replace(config.relax, join="none", max_batch=None)
+    # One group joins nobody, one actor has no ladder of shares to explore by, and with all envs it
+    # may have more than a server's batch.
+    relax = dataclasses.replace(config.relax, join="none", max_batch=None, explore="alike")
     alone = dataclasses.replace(
-        config, scale=one, relax=relax, eval=quiet, join=JoinConfig(), auto=False
+        config, scale=one, relax=relax, eval=EvalConfig(), join=JoinConfig(), auto=False
     )
     if not works(config):
         return alone
