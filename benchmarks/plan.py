@@ -11,10 +11,11 @@ the medians over rounds count. --add makes further rounds, at another time, of t
 there are more ways than --most, half of those that are run are predicted to be best, and the others
 are spread from there to the worst. With --sweep S every single way is run once before, for S
 seconds, in random order, and rounds are made of the plan's and of those that were fastest then;
---add goes on with a sweep that --limit cut. The bars are an error of at most 15 % for each plan and
-of 8 % in the median, and a plan that reaches 0.95 of the best run. Results:
-benchmarks/results/plan/NAME_N_cores.json, written after each round, and docs/plan.svg, which --draw
-alone draws again.
+--add goes on with a sweep that --limit cut. New steps are those that updates follow; the share of
+rows that are steps, which grows with the length of episodes, is the profile's. The bars are an
+error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of the
+best run. Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and
+each round, and docs/plan.svg, which --draw alone draws again.
 """
 
 import os
@@ -63,7 +64,8 @@ def main() -> None:
     parser.add_argument("--sweep", type=float, default=0.0, metavar="S",
                         help="before, run every way once for so long")  # fmt: skip
     parser.add_argument("--limit", type=float, default=math.inf, metavar="S",
-                        help="begin no run or round of a config that would end later")  # fmt: skip
+                        help="then begin no further run of a config's sweep, and no round that "
+                        "would end later")  # fmt: skip
     arguments = parser.parse_args(own)
     if arguments.draw:
         draw()
@@ -74,6 +76,9 @@ def main() -> None:
             save(f"plan/{name}_{machine()['cores']}_cores",
                  {"name": name, "overrides": more, **case})  # fmt: skip
             cases[name] = case
+        if name not in cases:
+            print(f"{name}: nothing was run; let there be more time or rounds")
+            continue
         case = cases[name]
         if once := [way for way in case["sweep"] if way["new"] is not None]:
             print(f"{name}: {len(once)} of {len(case['sweep'])} ways were run once")
@@ -106,7 +111,8 @@ def draw() -> None:
     found: dict[int, list[dict[str, Any]]] = {}
     for path in sorted((RESULTS / "plan").glob("*_cores.json")):
         case = json.loads(path.read_text())
-        found.setdefault(case["machine"]["cores"], []).append(case)
+        if case["ways"]:  # a sweep that was cut has none yet
+            found.setdefault(case["machine"]["cores"], []).append(case)
     with picture.drawn("plan", len(found), (4.2 * len(found), 3.6)) as axes:
         for axis, (count, cases) in zip(axes, sorted(found.items()), strict=True):
             every: list[float] = []
@@ -139,6 +145,8 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
     with tempfile.TemporaryDirectory() as folder:
         one = partial(run, name, more, folder=Path(folder))
         if arguments.sweep and not (case["sweep"] and is_whole(case["sweep"])):
+            if case["ways"]:
+                sys.exit(f"rounds of {name} were made without a sweep: leave --add or --sweep out")
             yield from swept(config, case, one, arguments.sweep, end)
         begun = time.monotonic()
         if not is_whole(case["sweep"]) or begun > end:
@@ -234,11 +242,15 @@ def started(
 def run(
     name: str, more: list[str], found: Profile, way: Prediction, seconds: float, *, folder: Path
 ) -> float:
-    """New steps per second of a real run."""
+    """New steps per second of a real run, which is made again, and longer, if it was too short."""
     rows = found.task.rows * found.rates.valid
-    new = float(timed(name, [*more, *spread(way.choice)], seconds, folder, rows)["new_sps"])
-    print(f"{name}: {way.choice}: {new:,.0f} new steps/s, {way.new:,.0f} predicted", flush=True)
-    return new
+    for long in (seconds, 4 * seconds):
+        new = float(timed(name, [*more, *spread(way.choice)], long, folder, rows)["new_sps"])
+        if new > 0:
+            told = f"{name}: {way.choice}: {new:,.0f} new steps/s, {way.new:,.0f} predicted"
+            print(told, flush=True)
+            return new
+    sys.exit(f"{name}: {way.choice}: {4 * seconds:.0f} s are less than two updates. Set --seconds")
 
 
 def compared(case: dict[str, Any]) -> dict[str, Any]:

@@ -49,5 +49,6 @@ def updates_per_s(run: Path) -> float:
             continue
         ends = track.end[track.key == track.keys.index("learner/update")]
         ends = ends[ends >= SKIP * ends[-1]]
-        rate += (len(ends) - 1) / (ends[-1] - ends[0])
+        if len(ends) > 1:
+            rate += (len(ends) - 1) / (ends[-1] - ends[0])
     return rate

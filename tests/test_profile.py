@@ -564,6 +564,24 @@ def test_a_sweep_runs_every_way_once_and_rounds_are_made_of_the_fastest(plan, mo
     assert [way["words"] for way in ways[1:]] == [way["words"] for way in fastest[:2]]
 
 
+def test_a_run_that_was_too_short_is_made_again_and_longer(plan, monkeypatch, tmp_path):
+    found, way = a_profile(load_config(CARTPOLE)), Choice("serial", 1, 8, 8)
+    way = predict(found.task, found.rates, way, 2)
+    took = []
+
+    def timed(name, overrides, seconds, folder, rows):
+        took.append(seconds)
+        return {"new_sps": 0.0 if seconds < enough else 5.0}
+
+    monkeypatch.setattr(plan, "timed", timed)
+    enough = 10
+    assert plan.run("run", [], found, way, 3.0, folder=tmp_path) == 5.0
+    assert took == [3.0, 12.0]
+    enough = 100
+    with pytest.raises(SystemExit, match="less than two updates"):
+        plan.run("run", [], found, way, 3.0, folder=tmp_path)
+
+
 def test_what_was_measured_is_kept_for_the_same_config_on_the_same_machine(cache):
     config = load_config(CARTPOLE)
     assert profiles.cached(config) is None
