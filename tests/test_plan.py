@@ -159,7 +159,7 @@ def test_a_plan_says_what_a_gpu_and_groups_would_bring():
 @settings(deadline=None)
 @given(tasks, some_rates(), st.integers(1, 17))
 def test_a_prediction_is_never_more_than_any_side_could_do(task, measured, cores):
-    for choice in choices(task, measured, cores):
+    for choice in choices(task, cores, (1,), measured.learn, measured.team):
         p = predict(task, measured, choice, cores)
         assert 0 < p.new <= min(p.capacity.values()) * (1 + 1e-9)
         assert p.produced == p.received == p.new
@@ -169,7 +169,7 @@ def test_a_prediction_is_never_more_than_any_side_could_do(task, measured, cores
 @settings(deadline=None)
 @given(some_rates(), st.integers(2, 16))
 def test_overlap_is_never_slower_than_taking_turns(measured, cores):
-    for choice in choices(FRESH, measured, cores):
+    for choice in choices(FRESH, cores, (1,), measured.learn, measured.team):
         at = {
             name: predict(dataclasses.replace(FRESH, **fields), measured, choice, cores).new
             for name, fields in {

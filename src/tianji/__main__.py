@@ -470,7 +470,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.gpus is not None:
         overrides.append(f"scale.device={'cuda' if arguments.gpus else 'cpu'}")
     loaded = config.load_config(arguments.config, overrides)
-    planner.check(loaded, arguments.cores, arguments.what_if)
+    planner.check(loaded, arguments.cores, arguments.what_if, arguments.groups)
     found = None
     if arguments.profile is not None:
         found = profiles.load(arguments.profile, loaded)

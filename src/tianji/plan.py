@@ -347,15 +347,17 @@ Allowed = Callable[[Choice], bool]
 
 def choices(
     task: Task,
-    rates: Rates,
     cores: int,
     groups: Sequence[int] = (1,),
+    threads: Iterable[int] = (1,),
+    teams: Iterable[int] = (1,),
 ) -> Iterable[Choice]:
-    """All ways to spread a task that leave every actor and every learner's thread a core of its own
-    and, with one group, change nothing of what is learnt. Batches of rollouts are split among
-    actors; where steps are replayed, actors may have as many envs as they like. Workers are groups,
-    by default as many as there are cores for."""
-    threads = [c for c in sorted(rates.learn) if c <= cores]
+    """All ways to spread a task, with so many threads of a learner and learners that share batches,
+    that leave every actor and every learner's thread a core of its own and, with one group, change
+    nothing of what is learnt. Batches of rollouts are split among actors; where steps are replayed,
+    actors may have as many envs as they like. Workers are groups, by default as many as there are
+    cores for."""
+    threads = [c for c in sorted(threads) if c <= cores]
     for (envs, T), c in product(_envs(task, actors=1), threads):
         if 1 in groups:
             yield Choice("serial", 1, envs, T, cores=c)
@@ -365,7 +367,7 @@ def choices(
                 yield Choice("local", 1, envs, T, cores=c, groups=G, hosts="worker")
     if task.workers:
         return
-    for G, L, c in product(groups, sorted(rates.team), threads):
+    for G, L, c in product(groups, sorted(teams), threads):
         for actors in range(1, cores // G - L * c + 1):
             for envs, T in _envs(task, actors):
                 yield Choice("local", actors, envs, T, cores=c, learners=L, groups=G)
@@ -395,7 +397,8 @@ def search(
     """All predictions, best first: by new steps per second; of those that are alike, by whether
     actors have some slack, by how few cores and envs they take, and how little they differ from the
     config. Whether a choice is allowed is asked when its turn comes."""
-    found = [predict(task, rates, choice, cores) for choice in choices(task, rates, cores, groups)]
+    ways = choices(task, cores, groups, rates.learn, rates.team)
+    found = [predict(task, rates, choice, cores) for choice in ways]
     found.sort(key=lambda p: -p.new)
     best = next((i for i, p in enumerate(found) if allowed(p.choice)), None)
     if best is None:
@@ -461,7 +464,8 @@ def more_actors(task: Task, rates: Rates, best: Prediction, cores: int) -> str:
     if choice.hosts == "worker":
         return "each worker acts and learns in turn, so that more actors would be more workers"
     if choice.engine == "serial":
-        split = [c for c in choices(task, rates, cores) if c.engine == "local"]
+        ways = choices(task, cores, (1,), rates.learn, rates.team)
+        split = [c for c in ways if c.engine == "local"]
         if not split:
             return "there is no core for a second process"
         apart = max((predict(task, rates, c, cores) for c in split), key=lambda p: p.new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,32 +54,48 @@ def make(
     many groups as it has or, if `groups` is given, at most so many: each has batches of its own.
     Workers are as many as are best."""
     cores = _cores(cores)
-    env = shape.see(shape.template(config)).env
-    own = 1 if profile.task.workers else config.scale.groups
-    counts = range(own, own + 1) if groups is None else range(1, groups + 1)
-
-    def allowed(choice: Choice) -> bool:
-        few = groups is None or choice.groups <= groups
-        return few and shape.possible(config, choice, env, profile.task)
-
-    found = plan(profile.task, profile.rates, cores, allowed, counts)
+    env, task = shape.see(shape.template(config)).env, profile.task
+    allowed, counts = _allowed(config, task, env, groups), _counts(config, task, groups)
+    found = plan(task, profile.rates, cores, allowed, counts)
     if found is None:
-        if groups is None and 2 * own > max(2, cores):
-            raise Refusal(
-                f"{config.name} has {own} groups, each with an actor and a learner, which need "
-                f"{2 * own} cores, and there are {cores}, so there is no plan. Set scale.actors "
-                f"yourself, and some will share a core; or ask for fewer by --groups, which learn "
-                f"otherwise: each has batches of its own."
-            )
-        ways = choices(profile.task, profile.rates, cores, counts)
-        why = next(filter(None, (_refused(config, choice, env) for choice in ways)), "")
-        raise Refusal(
-            f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
-            f"there is no plan. Give it more cores, or set scale.actors yourself. The first way "
-            f"that was tried: {why}"
-        )
+        raise _no_way(config, task, env, cores, groups)
     of_gpu = _of_gpu(config, found.best, cores, groups)
     return dataclasses.replace(found, notes=(*found.notes, *of_gpu))
+
+
+def _counts(config: Config, task: Task, groups: int | None) -> Sequence[int]:
+    """Of groups that a plan may have."""
+    own = 1 if task.workers else config.scale.groups
+    return range(own, own + 1) if groups is None else range(1, groups + 1)
+
+
+def _allowed(
+    config: Config, task: Task, env: EnvSpec, groups: int | None
+) -> Callable[[Choice], bool]:
+    def allowed(choice: Choice) -> bool:
+        few = groups is None or choice.groups <= groups
+        return few and shape.possible(config, choice, env, task)
+
+    return allowed
+
+
+def _no_way(config: Config, task: Task, env: EnvSpec, cores: int, groups: int | None) -> Refusal:
+    """Why there is no plan."""
+    counts = _counts(config, task, groups)
+    if 2 * (least := min(counts)) > cores > 1:
+        return Refusal(
+            f"{config.name} has {least} groups, each with an actor and a learner, which need "
+            f"{2 * least} cores, and there are {cores}, so there is no plan. Set scale.actors "
+            f"yourself, and some will share a core; or ask for fewer by --groups, which learn "
+            f"otherwise: each has batches of its own."
+        )
+    ways = choices(task, cores, counts)
+    why = next(filter(None, (_refused(config, choice, env) for choice in ways)), "none")
+    return Refusal(
+        f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
+        f"there is no plan. Give it more cores, or set scale.actors yourself. The first way that "
+        f"was tried: {why}"
+    )
 
 
 def _refused(config: Config, choice: Choice, env: EnvSpec) -> str:
@@ -91,10 +107,20 @@ def _refused(config: Config, choice: Choice, env: EnvSpec) -> str:
     return ""
 
 
-def check(config: Config, cores: int | None, changes: Sequence[str]) -> None:
+def check(
+    config: Config, cores: int | None, changes: Sequence[str], groups: int | None = None
+) -> None:
     """Refuses, before anything is measured, what could not be answered afterwards."""
-    _cores(cores)
+    cores = _cores(cores)
     _changed(config, changes)
+    if changes:  # the model answers, whatever can be planned
+        return
+    env = shape.see(shape.template(config)).env
+    task = shape.task_of_all(config, env)
+    # What cannot begin with one thread and one learner needs more cores, not more of these.
+    ways = choices(task, cores, _counts(config, task, groups))
+    if not any(map(_allowed(config, task, env, groups), ways)):
+        raise _no_way(config, task, env, cores, groups)
 
 
 def _changed(config: Config, changes: Sequence[str]) -> Choice:

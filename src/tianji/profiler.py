@@ -23,7 +23,7 @@ from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, different, pred
 from tianji.probe import Measured, Measurement, Probe, acting, alone, channel, learning, running
 from tianji.profile import UNSTEADY, Profile, facts, subject
 from tianji.ratios import LONG, Again, Beside, Ratios, over
-from tianji.shape import begins, possible, see, task_of, template, without_warmup, works
+from tianji.shape import begins, possible, see, task_of_all, template, without_warmup
 
 WHOLE = 45.0
 """seconds that a profile may take"""
@@ -119,9 +119,7 @@ class _Asked:
         torch.set_num_threads(1)  # children are forked, and a pool of threads is not
         one = template(config)
         env, making = see(one)
-        task = dataclasses.replace(
-            task_of(one, env), workers=works(config), max_batch=config.relax.max_batch
-        )
+        task = task_of_all(config, env)
         return cls(config, one, without_warmup(one, env), env, making, task, cores)
 
     @property

@@ -132,6 +132,12 @@ def task_of(config: Config, env: EnvSpec) -> Task:
     )
 
 
+def task_of_all(config: Config, env: EnvSpec) -> Task:
+    """What a config asks for, however its roles are spread."""
+    task = task_of(template(config), env)
+    return dataclasses.replace(task, workers=works(config), max_batch=config.relax.max_batch)
+
+
 def begins(config: Config, env: EnvSpec) -> bool:
     """Would such a run begin?"""
     try:
