@@ -25,6 +25,14 @@ class Sleeper(Identity):
         return super().step(action)
 
 
+@register_env("planted/Raises")
+class Raises(Identity):
+    """An env that cannot make a step."""
+
+    def step(self, action):
+        raise ValueError("the simulator is gone")
+
+
 class Slow:
     """Anything, with one method that takes longer, and after so many calls `then` longer."""
 

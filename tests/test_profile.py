@@ -908,6 +908,75 @@ def test_a_profile_that_is_ended_leaves_nothing_behind(tmp_path, number):
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("rates.act", {"8": -1.0}, "rates.act is"),
+        ("rates.act", {}, "rates.act is"),
+        ("rates.learn", {"1": 0.0}, "rates.learn is"),
+        ("rates.serve", math.nan, "rates.serve is nan"),
+        ("rates.valid", None, "its parts are not those of a profile"),
+        ("rates.valid", 0.0, "rates.valid is 0.0"),
+        ("rates.send", "x", "its parts are not those of a profile"),
+        ("rates.slow_act", {}, "rates.slow_act is"),
+        ("rates.team", {}, "rates.team is"),
+        ("varied", "a lot", "its parts are not those of a profile"),
+        ("batches", [], "its parts are not those of a profile"),
+        ("batches", {"7": 1.0}, "batches lack the config's"),
+        ("task.rows", 0, "task.rows is 0"),
+        ("task", None, "its parts are not those of a profile"),
+    ],
+)
+def test_a_profile_with_what_cannot_be_measured_is_refused(tmp_path, path, value, words):
+    config = load_config(CARTPOLE)
+    tree = json.loads(json.dumps(a_profile(config).tree()))
+    *sections, last = path.split(".")
+    inner = tree
+    for section in sections:
+        inner = inner[section]
+    inner[last] = value
+    (tmp_path / "profile.json").write_text(json.dumps(tree))
+    with pytest.raises(Refusal, match=f"no profile that can be read .*{words}"):
+        profiles.load(tmp_path / "profile.json", config)
+
+
+def test_a_run_with_auto_looks_itself_where_what_was_kept_cannot_be_read(cache, tmp_path, capsys):
+    config = load_config(CARTPOLE, ["scale.actors=auto"])
+    profiles.save(a_profile(config), config).write_text('{"format": 5}')
+    result = tianji.train(CARTPOLE, ["scale.actors=auto"], runs=tmp_path)
+    assert result.updates == 3
+    told = capsys.readouterr().err
+    assert 'no profile that can be read (it has no "task")' in told
+    assert "a look of 2 s is in its place" in told
+    assert not json.loads(Path(result.run_dir, "plan.json").read_text())["whole"]
+
+
+def test_a_plan_from_elsewhere_says_so(tmp_path):
+    config = load_config(CARTPOLE)
+    found = planner.make(config, profile := a_profile(config))
+    assert "elsewhere" not in planner.said(planner.tree(found, profile))
+    there = dataclasses.replace(profile, facts=profile.facts | {"cpu": "Z80"})
+    assert "but elsewhere (cpu Z80, here" in planner.said(planner.tree(found, there))
+
+
+def test_what_more_cores_than_were_measured_would_take_is_not_known():
+    config = load_config(CARTPOLE)
+    with pytest.raises(Refusal, match=r"8 cores of a learner .* not known.* at most 2"):
+        planner.what_if(config, a_profile(config), ["cores=8"], None)
+
+
+def test_an_env_that_fails_in_a_profile_is_told_like_in_a_run():
+    config = load_config(
+        {**CARTPOLE, "env": {"id": "planted/Raises", "imports": ["planted"]}},
+        ["faults.env_restarts=3"],
+    )
+    for measured in (lambda: probe.acting(config, 2), lambda: probe.learning(config, 9)):
+        with pytest.raises(
+            Failure, match=r"the simulator is gone.* built anew 3 within .* was spent"
+        ):
+            alone(measured, [0], seconds=0.1)
+
+
 def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TIANJI_CACHE", str(tmp_path / "file" / "cache"))
@@ -957,7 +1026,8 @@ def test_a_plan_that_needs_more_cores_than_there_are_is_not_followed(tmp_path):
     wrongs = {
         "[]": "not those of a plan", "{}": 'has no "predicted"', "nonsense": "no JSON",
         '{"choice": {}, "predicted": {"new": 1}}': "not those of a plan",
-        '{"choice": {}, "predicted": {"new": "many"}}': "is no number",
+        '{"choice": {}, "predicted": {"new": "many"}}': "is no speed",
+        '{"choice": {}, "predicted": {"new": 0}}': "is no speed",
         '{"choice": {"cats": 2}, "predicted": {"new": 1}}': "its choice has cats",
         json.dumps({"choice": choice | {"actors": 0}, "predicted": {"new": 1}}): "a count is no",
     }  # fmt: skip

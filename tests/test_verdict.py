@@ -102,6 +102,17 @@ def test_more_actors_help_as_far_as_the_learner_can_follow():
     assert judge(of(0.0, 0.04), Setting(actors=8)).advice == ()
 
 
+def test_groups_have_as_many_actors_each():
+    assert judge(of(0.6, 0.04), Setting(actors=2)).advice == ("1 fewer actor costs nothing",)
+    assert judge(of(0.6, 0.04), Setting(actors=2, groups=2)).advice == (), "each has one"
+    assert judge(of(0.41, 0.04), Setting(actors=8, groups=2)).advice == (
+        "1 fewer actor in each group costs nothing",
+    )
+    assert judge(of(0.0, 0.5), Setting(actors=4, groups=2)).advice == (
+        "2 more actors in each group = +100 %",
+    )
+
+
 def test_where_actors_share_cores_more_of_them_bring_nothing_and_fewer_cost_nothing():
     crowded = Setting(actors=6, places=2, crowd=0.99)
     advice = judge(of(0.0, 0.5), crowded).advice

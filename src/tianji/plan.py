@@ -596,13 +596,15 @@ def unbalanced(task: Task, rates: Rates, cores: int, follows: float = 0.0) -> st
             f"learner, with all cores that help it, follows {one * rates.valid:,.0f}. A GPU, fewer "
             f"epochs or a lower replay ratio would let it keep up; more actors would not"
         )
-    most = max(1, cores - 1) * actor
-    if most < task.rows / rates.update(1) / 2:
+    if not task.on_policy and not task.server:  # a plan may give an actor other envs
+        actor = max(envs / rates.step(envs) for envs, _ in _envs(task, actors=1))
+    actors, follows = max(1, cores - 1), task.rows / rates.update(1)
+    if actors * actor < follows / 2:
+        make = f"{actors} actors make" if actors > 1 else "one actor makes"
         return (
-            f"cannot be balanced: {max(1, cores - 1)} actors make {most * rates.valid:,.0f} new "
-            f"steps/s, and one learner's core follows "
-            f"{task.rows / rates.update(1) * rates.valid:,.0f}. A faster env, a smaller network or "
-            f"more cores would let them keep up; more learner cores would not"
+            f"cannot be balanced: {make} {actors * actor * rates.valid:,.0f} new steps/s, and one "
+            f"learner's core follows {follows * rates.valid:,.0f}. A faster env, a smaller network "
+            f"or more cores would let them keep up; more learner cores would not"
         )
     return None
 

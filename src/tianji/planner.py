@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from tianji import profile as profiles
 from tianji import profiler, shape
 from tianji.config import Config
 from tianji.env import EnvSpec
-from tianji.errors import Refusal
+from tianji.errors import Refusal, wrong_with
 from tianji.machine import cores as cores_here
 from tianji.machine import gpu_model
 from tianji.plan import (
@@ -164,6 +166,11 @@ def what_if(
             f"most {most}. They are measured on a CPU with a core for each and for as many actors, "
             f"where every learner has an equal share of a batch."
         )
+    if profile.rates.device == "cpu" and choice.cores > (most := profile.rates.most_learner_cores):
+        raise Refusal(
+            f"what {choice.cores} cores of a learner take for an update is not known: the profile "
+            f"has at most {most}, all that there were."
+        )
     task, rates = _with_batch(profile, choice)
     return predict(task, rates, choice, max(cores, choice.cores_used))
 
@@ -248,15 +255,15 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
     """The config as a plan spreads it, and the plan: the one that a file has, or the best that
     there is, from the profile if one was kept, else from a look of two seconds."""
     if path is None:
-        profile = profiles.cached(config) or profiler.look(config)
-        found = make(config, profile)
+        found = make(config, profile := _kept(config) or profiler.look(config))
         return shape.spread(config, found.best.choice), tree(found, profile)
     written, choice = _read(path)
     if written.get("config") != profiles.subject(config):
         raise Refusal(
             f"{path} was made for another env, algorithm, network, relaxation or number of envs "
-            f"({choice}), so that it would change what is learnt and its prediction would not "
-            f"hold. Make a plan for this one: `tianji plan CONFIG --save FILE`."
+            f"({choice}; here scale.actors = {config.scale.actors} and scale.envs_per_actor = "
+            f"{config.scale.envs_per_actor}), so that it would change what is learnt and its "
+            f"prediction would not hold. Make one for this: `tianji plan CONFIG --save FILE`."
         )
     env = shape.see(shape.template(config)).env
     rows = shape.task_of(shape.template(config), env).rows
@@ -267,6 +274,15 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
             f"Make a plan: `tianji plan CONFIG --save FILE`."
         )
     return shape.spread(config, choice), written
+
+
+def _kept(config: Config) -> Profile | None:
+    """The profile that was kept, if it can be read; if not, that is said."""
+    try:
+        return profiles.cached(config)
+    except Refusal as error:
+        print(f"{error} Until then, a look of 2 s is in its place.", file=sys.stderr)
+        return None
 
 
 def check_asked(asked: Config, followed: Config, overrides: Sequence[str]) -> None:
@@ -288,15 +304,21 @@ def said(written: Mapping[str, Any]) -> str:
     """In one line, of a plan that is followed."""
     new = human(written["predicted"]["new"])
     words = f"plan: {Choice(**written['choice'])}; {new} new steps/s are predicted"
-    return words if written.get("whole", True) else f"{words}, {GLANCE}"
+    if not written.get("whole", True):
+        words += f", {GLANCE}"
+    there, here = written.get("facts", {}), profiles.facts()
+    differ = [f"{key} {there[key]}, here {here[key]}" for key in here
+              if key in there and there[key] != here[key]]  # fmt: skip
+    return f"{words}, but elsewhere ({'; '.join(differ)})" if differ else words
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Choice]:
     """A plan that was written, and its choice."""
     try:
         written: dict[str, Any] = json.loads(path.read_text())
-        if not isinstance(written["predicted"]["new"], int | float):
-            raise ValueError("what it predicts is no number")
+        new = written["predicted"]["new"]
+        if not isinstance(new, int | float) or not 0 < new < math.inf:
+            raise ValueError("what it predicts is no speed")
         if others := set(written["choice"]) - {f.name for f in dataclasses.fields(Choice)}:
             raise ValueError(f"its choice has {', '.join(sorted(others))}, which is unknown here")
         choice = Choice(**written["choice"])
@@ -307,9 +329,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
             raise ValueError("a count is no whole number from 1 on")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refusal(
-            f"{path} is no plan that can be read ({_wrong_with(error)}), so there is nothing to "
-            f"follow. A run folder's plan.json is one, and `tianji plan CONFIG --save FILE` writes "
-            f"one."
+            f"{path} is no plan that can be read ({wrong_with(error, 'a plan')}), so there is "
+            f"nothing to follow. A run folder's plan.json is one, and `tianji plan CONFIG --save "
+            f"FILE` writes one."
         ) from error
     if choice.cores_used > cores_here():
         raise Refusal(
@@ -318,20 +340,6 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
             f'hold. Make a plan here: `tianji plan CONFIG`, or scale.actors = "auto".'
         )
     return written, choice
-
-
-def _wrong_with(error: Exception) -> str:
-    """What is wrong with a file, in words."""
-    match error:
-        case OSError():
-            return error.strerror or str(error)
-        case json.JSONDecodeError():
-            return f"it is no JSON: {error}"
-        case KeyError():
-            return f'it has no "{error.args[0]}"'
-        case ValueError():
-            return str(error)
-    return "its parts are not those of a plan"
 
 
 def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> str:

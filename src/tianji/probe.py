@@ -25,14 +25,15 @@ from tianji.actor import Actor
 from tianji.algorithm import Spec
 from tianji.build import Built, Topology, assemble, topology
 from tianji.channel import Channel, Inbox
-from tianji.config import CheckpointConfig, Config, StopConfig
+from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env, Score, TimeStep
 from tianji.errors import Failure
+from tianji.fault import Budget
 from tianji.machine import keep_memory, kept_waiting
 from tianji.placement import kind_of
-from tianji.role import Did, State, generator
+from tianji.role import Did, Role, State, generator
 from tianji.run import train
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
@@ -132,7 +133,7 @@ class Probe:
             self._said += more
         line, _, self._said = self._said.partition(b"\n")
         if line.startswith(b"failed "):
-            raise Failure(f"the measurement failed: {json.loads(line[7:])}")
+            raise Failure(f"nothing could be measured: {json.loads(line[7:])}")
         return line
 
 
@@ -162,6 +163,8 @@ def _measure(
         for how in os.fdopen(down):
             os.write(up, json.dumps(measurement(**json.loads(how))).encode() + b"\n")
         code = 0
+    except Failure as error:  # it says what is the matter
+        os.write(up, b"failed " + json.dumps(str(error)).encode() + b"\n")
     except BaseException as error:
         traceback.print_exc()
         os.write(up, b"failed " + json.dumps(f"{type(error).__name__}: {error}").encode() + b"\n")
@@ -216,6 +219,27 @@ class Sink:
         pass
 
 
+class Enduring(Serial):
+    """Steps roles as long as envs do not fail more often than a run would let them."""
+
+    def __init__(self, roles: Sequence[Role], actor: Actor, faults: FaultsConfig) -> None:
+        super().__init__(roles)
+        self._actor = actor
+        self._budget = Budget(faults.env_restarts, faults.window)
+
+    def step(self) -> Did:
+        did = super().step()
+        if (fault := self._actor.fault) is not None:
+            self._actor.fault = None
+            if not self._budget.spend():
+                print(fault.traceback, file=sys.stderr)
+                raise Failure(
+                    f"{fault.cause}. Envs may be built anew {self._budget} (faults.env_restarts), "
+                    f"and that was spent"
+                )
+        return did
+
+
 def acting(config: Config, envs: int) -> Measurement:
     """An actor with so many envs and nobody to wait for: seconds of a step of all of them, also
     slice by slice, what of it is inference, what a rollout takes beside its steps, and the share of
@@ -247,7 +271,7 @@ def acting(config: Config, envs: int) -> Measurement:
         halves=scale.halves,
     )
     sink = Sink(transport.inbox(lane))
-    driver = Serial([actor, sink])
+    driver = Enduring([actor, sink], actor, config.faults)
     deadline = time.perf_counter() + WARM
     while sink.rollouts < 2 and time.perf_counter() < deadline:
         driver.step()
@@ -256,12 +280,15 @@ def acting(config: Config, envs: int) -> Measurement:
         steps, inferences, loads = [], [], []
         for _ in range(SLICES):
             part = Slice(driver)
-            before, rollouts, end = actor.steps, sink.rollouts, driver.now + seconds / SLICES
-            while driver.now < end or actor.steps == before:
+            made, last = 0, actor.steps
+            rollouts, end = sink.rollouts, driver.now + seconds / SLICES
+            while driver.now < end or not made:
                 driver.step()
+                made += max(0, actor.steps - last)  # envs that are built anew begin at 0
+                last = actor.steps
             worked = part.seconds("actor/infer", "actor/simulate")
-            steps.append(worked / (actor.steps - before))
-            inferences.append(part.seconds("actor/infer") / (actor.steps - before))
+            steps.append(worked / made)
+            inferences.append(part.seconds("actor/infer") / made)
             if sink.rollouts > rollouts:
                 loads.append(part.seconds("actor/load", "actor/push") / (sink.rollouts - rollouts))
         return {
@@ -332,7 +359,7 @@ def learning(config: Config, most_envs: int) -> Measurement:
     built = assemble(topology(config, make), Memory())
     (actor,) = built.actors
     built.learner.begin()
-    driver = Serial(built.roles)
+    driver = Enduring(built.roles, actor, config.faults)
     _until_updates(driver, built, 1)
 
     def measure(cores: Sequence[int], seconds: float) -> Measured:
@@ -359,7 +386,7 @@ def learning(config: Config, most_envs: int) -> Measurement:
                 "answer": (actor.steps - steps, ANSWERING),
             }  # fmt: skip
             for name, (times, keys) in spent.items():
-                if times:
+                if times > 0:
                     found.setdefault(name, []).append(part.seconds(*keys) / times)
             found.setdefault("consumed", []).append((built.learner.consumed - consumed) / updates)
         return {name: statistics.median(values) for name, values in found.items()}

@@ -9,18 +9,21 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tianji.config import Config
-from tianji.errors import Refusal
+from tianji.errors import Refusal, wrong_with
 from tianji.machine import cores as cores_here
 from tianji.machine import cpu_model, gpu_model, version
 from tianji.plan import Rates, Task
 from tianji.view.status import human
 
 FORMAT = 5
+MAY_BE_EMPTY = ("infer", "inside", "together")
+"""of rates: what was not measured for want of time, or as it does not matter"""
 UNSTEADY = 0.1
 """such a variation of a machine's speed matters: more is measured, and a plan says what it means"""
 
@@ -129,10 +132,11 @@ def load(path: Path, config: Config) -> Profile:
         if tree.get("format") != FORMAT:
             raise ValueError(f"its format is {tree.get('format')}, not {FORMAT}")
         profile = Profile.of(tree)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _check(profile)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refusal(
-            f"{path} is no profile that can be read ({error}), so there is nothing to plan from. "
-            f"Run `tianji profile CONFIG`, which writes one."
+            f"{path} is no profile that can be read ({wrong_with(error, 'a profile')}), so "
+            f"there is nothing to plan from. Run `tianji profile CONFIG`, which writes one."
         ) from error
     here = facts()
     differ = [
@@ -151,6 +155,30 @@ def load(path: Path, config: Config) -> Profile:
             f"envs, so its rates would mislead. Run `tianji profile CONFIG` for this one."
         )
     return profile
+
+
+def _check(profile: Profile) -> None:
+    """Raises ValueError if something of a profile could not have been measured."""
+    rates, task = profile.rates, profile.task
+    for name, value in vars(rates).items():
+        if name == "device":
+            continue
+        if not isinstance(value, Mapping):
+            _expect(0 <= value < math.inf, f"rates.{name} is {value}")
+        elif value or name not in MAY_BE_EMPTY:
+            sound = value and all(k >= 1 and 0 < v < math.inf for k, v in value.items())
+            _expect(bool(sound), f"rates.{name} is {dict(value)}")
+    _expect(0 < rates.valid <= 1, f"rates.valid is {rates.valid}")
+    for name in ("rows", "batch", "envs", "T", "most_rows"):
+        _expect(getattr(task, name) >= 1, f"task.{name} is {getattr(task, name)}")
+    _expect(all(0 < seconds < math.inf for seconds in profile.batches.values()), "batches")
+    _expect(not profile.batches or task.batch in profile.batches, "batches lack the config's")
+    _expect(0 <= profile.varied < math.inf, f"varied is {profile.varied}")
+
+
+def _expect(so: bool, what: str) -> None:
+    if not so:
+        raise ValueError(what)
 
 
 def save(profile: Profile, config: Config) -> Path | None:
@@ -176,7 +204,7 @@ def told(profile: Profile) -> str:
     most = max(speed.values())
     for envs, rate in sorted(speed.items()):
         bar = "█" * max(1, round(30 * rate / most))
-        lines.append(f"  {envs:>4} envs  {human(rate):>8} steps/s  {bar}")
+        lines.append(f"  {envs:>4} env{'s' if envs > 1 else ' '}  {human(rate):>8} steps/s  {bar}")
     for name, rate in profile.inference.items():
         lines.append(f"  inference in {name}: {human(valid * rate)} steps/s")
     lines += [
@@ -207,12 +235,13 @@ def told(profile: Profile) -> str:
         "handing on, of one rollout",
         f"  Tsp {_time(first)} to make it, Tsd {_time(rates.send)} to send, "
         f"Trv {_time(rates.receive)} to receive; {_time(rates.serve)} to serve a batch",
-        "",
-        "beside others, how much longer it takes",
     ]
+    if max(*rates.slow_act, *rates.together, 1) > 1:
+        lines += ["", "beside others, how much longer it takes"]
     lines += [
         f"  {busy} busy cores: acting x {rates.slow_act[busy]:.2f}, learning x "
-        f"{rates.slow_learn[busy]:.2f}; the slowest actor x {rates.behind(busy):.2f} of the mean"
+        f"{rates.learning_slowed(busy):.2f}; the slowest actor x {rates.behind(busy):.2f} of the "
+        f"mean"
         for busy in sorted(rates.slow_act)
         if busy > 1
     ]

@@ -79,6 +79,7 @@ class Setting:
 
     actors: int = 1
     """that are active, of all groups"""
+    groups: int = 1
     cores: int = 1
     """that a learner computes with"""
     available: int = 1
@@ -101,6 +102,11 @@ class Setting:
     """share by which it means actors to be able to make more than is consumed"""
     silent: Mapping[str, float] = field(default_factory=dict)
     """hosts that work and have said nothing for so many seconds"""
+
+    @property
+    def actors_each(self) -> int:
+        """Of each group."""
+        return max(1, round(self.actors / self.groups))
 
 
 @dataclass(frozen=True)
@@ -271,11 +277,12 @@ def _kind(flow: Flow) -> str:
 def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
     """What the model says of other numbers; `mean` is the actors' share of producing, where one of
     them holds the others up."""
-    N = setting.actors
+    N = setting.actors_each
     enough = N * (1.0 + setting.slack * (not setting.turns))
     fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / enough) > -HARMLESS), 0)
     if fewer:
-        yield f"{fewer} fewer actor{'s cost' if fewer > 1 else ' costs'} nothing"
+        where = " in each group" if setting.groups > 1 else ""
+        yield f"{fewer} fewer actor{'s' * (fewer > 1)}{where} cost{'s' * (fewer == 1)} nothing"
     if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:
         return  # no side is what the others wait for, so that a faster one might bring nothing
     now, more = (setting.scaling.get(setting.cores + i) for i in (0, 1))
@@ -293,12 +300,12 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
 
 
 def _more_actors(flow: Flow, setting: Setting) -> Iterable[str]:
-    N = setting.actors
+    N, where = setting.actors_each, " in each group" if setting.groups > 1 else ""
     best = flow.gain((N + FAR) / N)
     if best > GAIN:
         more = next(k for k in range(1, FAR + 1) if flow.gain((N + k) / N) >= NEARLY * best)
         gain = flow.gain((N + more) / N)
-        yield f"{more} more actor{'s' if more > 1 else ''} = {_more(gain)}"
+        yield f"{more} more actor{'s' if more > 1 else ''}{where} = {_more(gain)}"
     elif setting.crowd >= CROWDED:
         wider = (setting.places + 1) / setting.places
         room = replace(flow, actors=flow.actors / wider, cores=flow.cores / wider)

@@ -258,6 +258,7 @@ class LocalEngine:
         away = sum(kinds.get(f"wait_{INACTIVE.waits}", 0.0) for kinds in found.get("actor", []))
         setting = Setting(
             actors=max(1, round(scale.actors * scale.groups - away)),
+            groups=scale.groups,
             cores=scale.cores,
             available=cores(),
             places=len(places),
