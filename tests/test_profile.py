@@ -20,6 +20,7 @@ from tianji import planner, probe, profiler, shape
 from tianji import profile as profiles
 from tianji.__main__ import main
 from tianji.config import EvalConfig, load_config
+from tianji.env import make_env
 from tianji.errors import Failure, Refusal
 from tianji.plan import Choice, Rates, predict
 from tianji.probe import Probe, alone
@@ -975,6 +976,34 @@ def test_an_env_that_fails_in_a_profile_is_told_like_in_a_run():
             Failure, match=r"the simulator is gone.* built anew 3 within .* was spent"
         ):
             alone(measured, [0], seconds=0.1)
+
+
+def test_steps_that_take_long_are_shown_again_where_learning_is_measured():
+    env = probe.Shown(make_env("toy/Chain", 3, {}), 4)
+    env.reset(0)
+    seen = [env.step(np.zeros(3, np.int64)) for _ in range(100)]
+    assert len(env._kept) == 4
+    for i, step in enumerate(seen, 1):
+        assert step.terminated.all() == step.terminated.any() == (i % 32 == 0)
+        assert step.valid.all() == step.valid.any() == (i % 32 != 1 or i == 1), "it only reset"
+        assert not step.reward[~step.valid].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.1, 2.0])
+def test_a_slow_env_is_measured_in_time(seconds, cache):
+    env = {"id": "planted/Sleeper", "imports": ["planted"], "kwargs": {"seconds": seconds}}
+    config = load_config({**CARTPOLE, "env": env}, ["scale.rollout_length=64"])
+    found = profiler.measure(config)
+    assert found.seconds < profiler.WHOLE
+    assert found.rates.step(1) == pytest.approx(seconds, rel=0.2)
+    assert found.rates.learn[1] < 1.0
+    plan = planner.make(config, found)
+    assert plan.best.binding in ("turns", "actors")
+    begun = time.monotonic()
+    looked = profiler.look(config)
+    assert time.monotonic() - begun < 3 + 8 * seconds
+    assert looked.rates.step(1) == pytest.approx(seconds, rel=0.2)
 
 
 def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys):

@@ -470,8 +470,8 @@ def more_actors(task: Task, rates: Rates, best: Prediction, cores: int) -> str:
             return "there is no core for a second process"
         apart = max((predict(task, rates, c, cores) for c in split), key=lambda p: p.new)
         return (
-            f"one process makes {best.new:,.0f} new steps/s; {apart.choice} would make "
-            f"{apart.new:,.0f}"
+            f"one process makes {_speed(best.new)} new steps/s; {apart.choice} would make "
+            f"{_speed(apart.new)}"
         )
     side = {"actors": "acting", "learner": "learning", "channel": "the buffer"}
     if best.binding == "learner":
@@ -479,19 +479,21 @@ def more_actors(task: Task, rates: Rates, best: Prediction, cores: int) -> str:
         fewer = (1 - 1 / choice.actors) * best.capacity["actors"] >= best.capacity["learner"]
         spare = "; some are to spare, if they are slower than predicted" if fewer else ""
         return (
-            f"the learner can follow {best.capacity['learner']:,.0f} new steps/s and the actors "
-            f"make up to {best.capacity['actors']:,.0f}: they already wait {idle:.0%} of their time"
-            f"{spare}"
+            f"the learner can follow {_speed(best.capacity['learner'])} new steps/s and the actors "
+            f"make up to {_speed(best.capacity['actors'])}: they already wait {idle:.0%} of their "
+            f"time{spare}"
         ).replace("%", " %")
     if best.binding == "channel":
-        return f"the buffer can pass on {best.capacity['channel']:,.0f} steps/s, whoever makes them"
+        return (
+            f"the buffer can pass on {_speed(best.capacity['channel'])} steps/s, whoever makes them"
+        )
     if choice.cores_used >= cores:
         return f"all {cores} cores are taken, and {side.get(best.binding, 'acting')} needs each"
     more = replace(choice, actors=choice.actors + 1)
     if task.on_policy and task.envs % more.actors:
         return f"{task.envs} envs cannot be split equally among {more.actors} actors"
     then = predict(task, rates, more, cores)
-    return f"one more would make {then.new:,.0f} new steps/s instead of {best.new:,.0f}"
+    return f"one more would make {_speed(then.new)} new steps/s instead of {_speed(best.new)}"
 
 
 @dataclass(frozen=True)
@@ -545,7 +547,7 @@ def plan(
         ranked_groups = search(task, rates, cores, allowed, several)
         most = next((p for p in ranked_groups if p.choice.groups > 1), None)
         if most is not None:
-            notes.append(f"{most.choice} would make {most.new:,.0f} new steps/s")
+            notes.append(f"{most.choice} would make {_speed(most.new)} new steps/s")
         elif not several:
             notes.append(f"2 groups need 4 cores or more, and there are {cores}")
     if tuple(groups) == (1,) and not task.workers:
@@ -576,6 +578,11 @@ def _a_gpu(gain: float) -> str:
     return "a GPU would bring less than 5 %, if updates took no time there"
 
 
+def _speed(steps: float) -> str:
+    """Of steps per second."""
+    return f"{steps:,.0f}" if steps >= 10 else f"{steps:.2g}"
+
+
 def _percent(gain: float) -> str:
     return f"{gain:+.0%}".replace("%", " %")
 
@@ -592,9 +599,9 @@ def unbalanced(task: Task, rates: Rates, cores: int, follows: float = 0.0) -> st
     actor = task.envs / step
     if one < actor / 2:
         return (
-            f"cannot be balanced: one actor makes {actor * rates.valid:,.0f} new steps/s and the "
-            f"learner, with all cores that help it, follows {one * rates.valid:,.0f}. A GPU, fewer "
-            f"epochs or a lower replay ratio would let it keep up; more actors would not"
+            f"cannot be balanced: one actor makes {_speed(actor * rates.valid)} new steps/s and "
+            f"the learner, with all cores that help it, follows {_speed(one * rates.valid)}. A "
+            f"GPU, fewer epochs or a lower replay ratio would let it keep up; more actors would not"
         )
     if not task.on_policy and not task.server:  # a plan may give an actor other envs
         actor = max(envs / rates.step(envs) for envs, _ in _envs(task, actors=1))
@@ -602,9 +609,9 @@ def unbalanced(task: Task, rates: Rates, cores: int, follows: float = 0.0) -> st
     if actors * actor < follows / 2:
         make = f"{actors} actors make" if actors > 1 else "one actor makes"
         return (
-            f"cannot be balanced: {make} {actors * actor * rates.valid:,.0f} new steps/s, and one "
-            f"learner's core follows {follows * rates.valid:,.0f}. A faster env, a smaller network "
-            f"or more cores would let them keep up; more learner cores would not"
+            f"cannot be balanced: {make} {_speed(actors * actor * rates.valid)} new steps/s, and "
+            f"one learner's core follows {_speed(follows * rates.valid)}. A faster env, a smaller "
+            f"network or more cores would let them keep up; more learner cores would not"
         )
     return None
 

@@ -359,7 +359,7 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
         n, collecting = _collecting(best.choice, profile)
         lines.append(
             f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the "
-            f"limit; an update's rollouts are collected in {1e3 * collecting:.3g} ms (Tc)"
+            f"limit; an update's rollouts are collected in {profiles.duration(collecting)} (Tc)"
         )
     if found.others:
         lines.append("next best")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import math
@@ -277,8 +278,13 @@ def acting(config: Config, envs: int) -> Measurement:
         driver.step()
 
     def measure(seconds: float) -> Measured:
-        steps, inferences, loads = [], [], []
+        steps: list[float] = []
+        inferences, loads = [], []
+        driver.start()
+        late = driver.now + 2 * seconds
         for _ in range(SLICES):
+            if steps and driver.now > late:  # a step takes long: what one tells is enough
+                break
             part = Slice(driver)
             made, last = 0, actor.steps
             rollouts, end = sink.rollouts, driver.now + seconds / SLICES
@@ -293,7 +299,7 @@ def acting(config: Config, envs: int) -> Measurement:
                 loads.append(part.seconds("actor/load", "actor/push") / (sink.rollouts - rollouts))
         return {
             "step": statistics.median(steps),
-            "slices": steps,
+            "slices": steps + steps[-1:] * (SLICES - len(steps)),
             "infer": statistics.median(inferences),
             "load": statistics.median(loads) if loads else 0.0,
             "valid": sink.valid / sink.rows if sink.rows else 1.0,
@@ -342,16 +348,54 @@ class Repeated:
         return {name: column[self._which] for name, column in observation.items()}
 
 
-def learning(config: Config, most_envs: int) -> Measurement:
+class Shown:
+    """Envs whose first steps are shown again and again, where learning is measured and a step takes
+    long. Episodes end after so many steps, all at once."""
+
+    EPISODE = 32
+
+    def __init__(self, env: Env, steps: int) -> None:
+        """So many of them are real, at least one."""
+        self.spec, self.num_envs = env.spec, env.num_envs
+        self._env, self._real = env, max(1, steps)
+        self._kept: list[TimeStep] = []
+        self._steps = 0
+
+    def reset(self, seed: int) -> Leaves:
+        self._steps = 0
+        return self._env.reset(seed)
+
+    def step(self, action: Array) -> TimeStep:
+        if len(self._kept) < self._real:
+            self._kept.append(copy.deepcopy(self._env.step(action)))
+        self._steps += 1
+        observation, reward = self._kept[self._steps % len(self._kept)][:2]
+        ends, begins = (np.full(self.num_envs, self._steps % self.EPISODE == i) for i in (0, 1))
+        if begins[0] and self._steps > 1:  # a step that only reset
+            return TimeStep(observation, np.zeros_like(reward), ~begins, ~begins, ~begins)
+        whole = np.ones(self.num_envs, np.bool_)
+        return TimeStep(observation, reward, ends, ~whole, whole)
+
+    def render(self) -> Array:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def learning(config: Config, most_envs: int, real_steps: int | None = None) -> Measurement:
     """All roles of a run in one process, with as many threads as it has cores: seconds of an
     update, of what the buffer does for a rollout and for an update, and of a step of the actor; if
     there is a server, also what of that is to ask it and to answer. At most so many real envs are
-    made. Takes `cores` and `seconds` to measure with and for."""
-    if config.scale.envs_per_actor > most_envs:
+    made, which make so many real steps, if that is given. Takes `cores` and `seconds` to measure
+    with and for."""
+    if config.scale.envs_per_actor > most_envs or real_steps is not None:
         config = config.scaled(halves=False, env_threads=1)
 
     def make(num_envs: int) -> Env:
         few = config.env.make(min(num_envs, most_envs), False, scale.env_threads, scale.halves)
+        if real_steps is not None:
+            few = Shown(few, real_steps)
         return few if few.num_envs == num_envs else Repeated(few, num_envs)
 
     scale = config.scale

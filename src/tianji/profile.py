@@ -233,8 +233,8 @@ def told(profile: Profile) -> str:
     lines += [
         "",
         "handing on, of one rollout",
-        f"  Tsp {_time(first)} to make it, Tsd {_time(rates.send)} to send, "
-        f"Trv {_time(rates.receive)} to receive; {_time(rates.serve)} to serve a batch",
+        f"  Tsp {duration(first)} to make it, Tsd {duration(rates.send)} to send, "
+        f"Trv {duration(rates.receive)} to receive; {duration(rates.serve)} to serve a batch",
     ]
     if max(*rates.slow_act, *rates.together, 1) > 1:
         lines += ["", "beside others, how much longer it takes"]
@@ -257,5 +257,7 @@ def told(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return f"{1e6 * seconds:.3g} µs" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"

@@ -45,6 +45,9 @@ SHORT = 0.05
 """seconds of an update, at most, that are told apart by whether its process also acts"""
 MAKING = 2.0
 """seconds to make the envs of one measurement, at most"""
+STEPPING = 4.0
+"""seconds in which envs make a step, or what an update follows, at most: with fewer envs, or with
+steps that are shown again"""
 
 Progress = Callable[[str, float], None]
 """what is being measured, and seconds that are left, about"""
@@ -130,6 +133,19 @@ class _Asked:
         """Envs that can be made in so many seconds."""
         return max(1, int(seconds / max(self.making, 1e-6)))
 
+    def collecting(self, acted: _Acted) -> float:
+        """Seconds in which one actor collects what an update follows."""
+        return self.task.rows * acted.steps[acted.envs] / acted.envs
+
+    def fed(self, acted: _Acted) -> tuple[int, int | None]:
+        """Of what learning is measured with: envs that are made, and real steps of theirs; None:
+        all are, as they take no long time."""
+        most = self.at_once(MAKING)
+        real = min(most, self.task.envs) / self.task.envs
+        if real * self.collecting(acted) < STEPPING:
+            return most, None
+        return 1, int(STEPPING / 2 / acted.steps[min(acted.steps)])
+
     def long_enough(self, update: float, collecting: float) -> float:
         """Seconds of a real run in which some updates are made, each after so much collecting."""
         warmup = getattr(self.sooner.algorithm, "warmup", 0)
@@ -177,16 +193,16 @@ class _Profiler:
         begun = self._clock.spent
         self._clock.say("learning")
         learner = self._probes.enter_context(
-            Probe(lambda: learning(asked.sooner, asked.at_once(MAKING)), mine)
+            Probe(lambda: learning(asked.sooner, *asked.fed(acted)), mine)
         )
         learner.ready()
         preparing = self._clock.spent - begun
         inside, learnt = self._inside(learner)
-        again = Again(learner, acted.actor, mine[:1], inside[1])
+        again = Again(learner, acted.actor, mine[:1], inside[1], acted.steps[acted.envs])
         again.look()
         comparing = _Comparing(asked, self._clock, self._probes, acted, again, inside, preparing)
         jobs = comparing.once(comparing.jobs())
-        batches = self._batches(round(learnt["consumed"]), inside[1], preparing)
+        batches = self._batches(acted, round(learnt["consumed"]), inside[1], preparing)
         inference = self._inference(acted)
 
         def rates(ratios: Ratios) -> Rates:
@@ -214,13 +230,15 @@ class _Profiler:
     def glance(self) -> Profile:
         asked, mine = self._asked, self._asked.cores[:1]
         envs = min(asked.task.envs, asked.at_once(0.3))
-        first = alone(lambda: acting(asked.one, envs), mine, seconds=0.3)
-        acted = {envs: first}
-        if envs > 1:
-            few = max(1, envs // 8)
-            acted[few] = alone(lambda: acting(asked.one, few), mine, seconds=0.2)
-        most = asked.at_once(0.3)
-        learnt = alone(lambda: learning(asked.sooner, most), mine, cores=mine, seconds=0.4)
+        few = max(1, envs // 8)
+        first = alone(lambda: acting(asked.one, few), mine, seconds=0.2)
+        acted, each = {few: first}, first["step"] / few
+        if few < envs and envs * each < 0.3:
+            acted[envs] = first = alone(lambda: acting(asked.one, envs), mine, seconds=0.3)
+        most, steps = asked.at_once(0.3), None
+        if asked.task.rows / asked.task.envs * min(most, asked.task.envs) * each > 1.0:
+            most, steps = 1, int(0.3 / each)
+        learnt = alone(lambda: learning(asked.sooner, most, steps), mine, cores=mine, seconds=0.4)
         rates = Rates(
             act={n: found["step"] for n, found in acted.items()},
             infer={n: found["infer"] for n, found in acted.items()},
@@ -252,13 +270,18 @@ class _Profiler:
         found: dict[int, float] = {}
         shares: dict[int, float] = {}
         counts = sorted({2**i for i in range(MOST_ENVS.bit_length())} | own)
-        few = [n for n in counts if n == 1 or n <= asked.at_once(2 * MAKING)]
+        clock.say(_with_envs(1))
+        first = self._probes.enter_context(Probe(lambda: acting(asked.one, 1), mine))
+        alone = first.ask(seconds=ACT)
+        most = min(asked.at_once(2 * MAKING), int(STEPPING / alone["step"]))
+        few = [n for n in counts if n == 1 or n <= most]
         own_envs = max(n for n in few if n <= asked.task.envs)
         clock.skipped += [_with_envs(n) for n in counts if n not in few]
         rest = WHOLE / 2 if asked.on_cpu else WHOLE / 2 + START_GPU - START
-        kept: tuple[Measured, Probe] | None = None
-        for envs in few:
-            last = found[max(found)] if found else 0.0
+        found[1], shares[1] = alone["step"], alone["infer"] / alone["step"]
+        kept = alone, first
+        for envs in few[1:]:
+            last = found[max(found)]
             if envs not in (own_envs, *own) and (last > 0.3 or clock.left < rest):
                 clock.skipped.append(_with_envs(envs))
                 continue
@@ -272,7 +295,6 @@ class _Profiler:
                 if envs == own_envs:
                     kept = one, probe
                     self._probes.push(closing.pop_all())
-        assert kept is not None
         return _Acted(smooth(found), shares, own_envs, *kept)
 
     def _inside(self, learner: Probe) -> tuple[dict[int, float], Measured]:
@@ -299,19 +321,20 @@ class _Profiler:
             return 1.0
         return max(1.0, float(learnt.get("act", 0.0)) / act[envs])
 
-    def _batches(self, consumed: int, known: float, preparing: float) -> dict[int, float]:
+    def _batches(
+        self, acted: _Acted, consumed: int, known: float, preparing: float
+    ) -> dict[int, float]:
         """Seconds of an update on one core, by the steps that it consumes: as many as it does,
         about half and about twice of that."""
         asked, mine = self._asked, self._asked.cores[:1]
-        found = {consumed: known}
+        found, feeding = {consumed: known}, asked.fed(acted)
         for what, factor in (("half the batch", 0.5), ("twice the batch", 2.0)):
             other = self._with_batch(factor)
             if other is None or not begins(other, asked.env):
                 continue
             if not self._clock.has(what, preparing + 1 + 2 * factor * known):
                 continue
-            most = asked.at_once(MAKING)
-            learnt = alone(lambda c=other, n=most: learning(c, n), mine, cores=mine, seconds=0.5)  # type: ignore[misc]
+            learnt = alone(partial(learning, other, *feeding), mine, cores=mine, seconds=0.5)
             found.setdefault(round(learnt["consumed"]), learnt["learn"])
         return found
 
@@ -337,7 +360,8 @@ class _Profiler:
         known: dict[str, float] = {own: envs / acted.steps[envs]}
         if not begins(changed, asked.env):  # there is nothing to choose: no convolutions
             return known
-        if not self._clock.has(f"inference in {other}", 3.0 + envs * asked.making):
+        expected = 3.0 + envs * asked.making + 2 * acted.steps[envs]
+        if not self._clock.has(f"inference in {other}", expected):
             return known
         measured = alone(lambda: acting(changed, envs), asked.cores[-1:], seconds=0.3)
         return known | {other: envs / measured["step"]}
@@ -373,10 +397,10 @@ class _Comparing:
         `preparing` until it could learn. Those who are compared are among the `probes`."""
         self._asked, self._clock, self._probes = asked, clock, probes
         self._again, self._inside, self._preparing = again, inside, preparing
-        self._envs = acted.envs
+        self._envs, self._step = acted.envs, acted.steps[acted.envs]
         self.ratios = Ratios()
         """what was found so far"""
-        self._collecting = asked.task.rows * acted.steps[acted.envs] / acted.envs
+        self._collecting = asked.collecting(acted)
         """seconds in which one actor collects what an update follows"""
         self._possibles: dict[Choice, bool] = {}
         """whether a run would begin, by how it is spread, as far as was asked"""
@@ -588,7 +612,8 @@ class _Comparing:
             return True
 
         some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
-        expected = self._envs * asked.making + 1 + 6 * (again.SECONDS + self._inside[1])
+        looks = 6 * (max(again.SECONDS, 2 * self._step) + self._inside[1])
+        expected = self._envs * asked.making + 1 + looks
         return [
             _Job(f"{busy} busy cores", "busy", busy, expected, partial(do, busy))
             for busy in sorted(some, reverse=True)

@@ -14,7 +14,7 @@ from tianji.probe import SLICES, Measured, Probe
 from tianji.types import Array
 
 LONG = 0.5
-"""seconds of an update from which on it is not looked at again"""
+"""seconds of an update or a step from which on it is not looked at again"""
 
 
 class Beside(NamedTuple):
@@ -118,11 +118,13 @@ class Again:
 
     SECONDS = 0.4
 
-    def __init__(self, learner: Probe, actor: Probe, cores: Sequence[int], update: float) -> None:
-        """An update takes about `update` seconds; a long one is looked at only where something is
-        compared with it."""
+    def __init__(
+        self, learner: Probe, actor: Probe, cores: Sequence[int], update: float, step: float = 0.0
+    ) -> None:
+        """An update takes about `update` seconds and a step of all envs about `step`; what takes
+        long is looked at only where something is compared with it."""
         self._learner, self._actor, self._cores = learner, actor, list(cores)
-        self._update = update
+        self._update, self._step = update, step
         self._learnt: list[float] = []
         self._acted: list[float] = []
 
@@ -134,7 +136,7 @@ class Again:
     @property
     def act(self) -> float:
         """Seconds of a step, likewise."""
-        return statistics.median(self._acted)
+        return statistics.median(self._acted) if self._acted else self._step
 
     @property
     def varied(self) -> float:
@@ -146,7 +148,8 @@ class Again:
         """Ask both, one after the other; seconds of an update."""
         if self._update < LONG:
             self._learnt.append(self._ask_learner())
-        self._acted.append(self._ask_actor(self.SECONDS / 2))
+        if self._step < LONG:
+            self._acted.append(self._ask_actor(self.SECONDS / 2))
         return self._learnt[-1] if self._learnt else self._update
 
     def beside(self, measure: Callable[[], Measured]) -> tuple[Measured, float]:
