@@ -869,7 +869,8 @@ def test_a_template_neither_evaluates_nor_explores_by_a_ladder():
 def test_batches_are_known_by_the_steps_that_updates_consume():
     """Three envs have no half: two of them are it, about."""
     config = load_config(CARTPOLE, ["scale.envs_per_actor=3"])
-    found = profiler._Profiler(config, lambda what, left: None)._batches(23, 1.0, 0.5)
+    acted = profiler._Acted({3: 1e-4}, {3: 0.5}, 3, {}, None)
+    found = profiler._Profiler(config, lambda what, left: None)._batches(acted, 23, 1.0, 0.5)
     small, own, large = sorted(found)
     assert own == 23
     assert 12 < small <= 16
