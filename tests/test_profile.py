@@ -958,7 +958,7 @@ def test_a_plan_from_elsewhere_says_so(tmp_path):
     found = planner.make(config, profile := a_profile(config))
     assert "elsewhere" not in planner.said(planner.tree(found, profile))
     there = dataclasses.replace(profile, facts=profile.facts | {"cpu": "Z80"})
-    assert "but elsewhere (cpu Z80, here" in planner.said(planner.tree(found, there))
+    assert "but elsewhere (cpu: Z80, here" in planner.said(planner.tree(found, there))
 
 
 def test_what_more_cores_than_were_measured_would_take_is_not_known():

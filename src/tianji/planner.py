@@ -306,10 +306,8 @@ def said(written: Mapping[str, Any]) -> str:
     words = f"plan: {Choice(**written['choice'])}; {new} new steps/s are predicted"
     if not written.get("whole", True):
         words += f", {GLANCE}"
-    there, here = written.get("facts", {}), profiles.facts()
-    differ = [f"{key} {there[key]}, here {here[key]}" for key in here
-              if key in there and there[key] != here[key]]  # fmt: skip
-    return f"{words}, but elsewhere ({'; '.join(differ)})" if differ else words
+    differ = profiles.elsewhere(written["facts"]) if "facts" in written else ""
+    return f"{words}, but elsewhere ({differ})" if differ else words
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Choice]:

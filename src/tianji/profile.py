@@ -97,6 +97,13 @@ def facts() -> dict[str, Any]:
     }
 
 
+def elsewhere(there: Mapping[str, Any]) -> str:
+    """What differs here from what rates were measured with; empty: nothing."""
+    here = facts()
+    return "; ".join(f"{key}: {there.get(key)}, here {here[key]}" for key in here
+                     if there.get(key) != here[key])  # fmt: skip
+
+
 def subject(config: Config) -> str:
     """A hash of what of a config rates depend on: not of how it is spread, nor when it ends."""
     tree = config.tree()
@@ -138,15 +145,9 @@ def load(path: Path, config: Config) -> Profile:
             f"{path} is no profile that can be read ({wrong_with(error, 'a profile')}), so "
             f"there is nothing to plan from. Run `tianji profile CONFIG`, which writes one."
         ) from error
-    here = facts()
-    differ = [
-        f"{key}: {profile.facts.get(key)}, here {here[key]}"
-        for key in here
-        if profile.facts.get(key) != here[key]
-    ]
-    if differ:
+    if differ := elsewhere(profile.facts):
         raise Refusal(
-            f"{path} was measured elsewhere ({'; '.join(differ)}), so its rates would mislead. Run "
+            f"{path} was measured elsewhere ({differ}), so its rates would mislead. Run "
             f"`tianji profile CONFIG` here."
         )
     if profile.config != subject(config):

@@ -138,8 +138,8 @@ class _Asked:
         return self.task.rows * acted.steps[acted.envs] / acted.envs
 
     def fed(self, acted: _Acted) -> tuple[int, int | None]:
-        """Of what learning is measured with: envs that are made, and real steps of theirs; None:
-        all are, as they take no long time."""
+        """What learning is measured with: envs that are made, and real steps of theirs; None: all
+        are real, as they do not take long."""
         most = self.at_once(MAKING)
         real = min(most, self.task.envs) / self.task.envs
         if real * self.collecting(acted) < STEPPING:
@@ -272,14 +272,14 @@ class _Profiler:
         counts = sorted({2**i for i in range(MOST_ENVS.bit_length())} | own)
         clock.say(_with_envs(1))
         first = self._probes.enter_context(Probe(lambda: acting(asked.one, 1), mine))
-        alone = first.ask(seconds=ACT)
-        most = min(asked.at_once(2 * MAKING), int(STEPPING / alone["step"]))
+        told = first.ask(seconds=ACT)
+        most = min(asked.at_once(2 * MAKING), int(STEPPING / told["step"]))
         few = [n for n in counts if n == 1 or n <= most]
         own_envs = max(n for n in few if n <= asked.task.envs)
         clock.skipped += [_with_envs(n) for n in counts if n not in few]
         rest = WHOLE / 2 if asked.on_cpu else WHOLE / 2 + START_GPU - START
-        found[1], shares[1] = alone["step"], alone["infer"] / alone["step"]
-        kept = alone, first
+        found[1], shares[1] = told["step"], told["infer"] / told["step"]
+        kept = told, first
         for envs in few[1:]:
             last = found[max(found)]
             if envs not in (own_envs, *own) and (last > 0.3 or clock.left < rest):

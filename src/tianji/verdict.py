@@ -108,6 +108,11 @@ class Setting:
         """Of each group."""
         return max(1, round(self.actors / self.groups))
 
+    @property
+    def where(self) -> str:
+        """Where more or fewer actors are advised."""
+        return " in each group" if self.groups > 1 else ""
+
 
 @dataclass(frozen=True)
 class Flow:
@@ -281,8 +286,8 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
     enough = N * (1.0 + setting.slack * (not setting.turns))
     fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / enough) > -HARMLESS), 0)
     if fewer:
-        where = " in each group" if setting.groups > 1 else ""
-        yield f"{fewer} fewer actor{'s' * (fewer > 1)}{where} cost{'s' * (fewer == 1)} nothing"
+        actors = f"actor{'s' * (fewer > 1)}{setting.where}"
+        yield f"{fewer} fewer {actors} cost{'s' * (fewer == 1)} nothing"
     if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:
         return  # no side is what the others wait for, so that a faster one might bring nothing
     now, more = (setting.scaling.get(setting.cores + i) for i in (0, 1))
@@ -300,12 +305,12 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
 
 
 def _more_actors(flow: Flow, setting: Setting) -> Iterable[str]:
-    N, where = setting.actors_each, " in each group" if setting.groups > 1 else ""
+    N = setting.actors_each
     best = flow.gain((N + FAR) / N)
     if best > GAIN:
         more = next(k for k in range(1, FAR + 1) if flow.gain((N + k) / N) >= NEARLY * best)
         gain = flow.gain((N + more) / N)
-        yield f"{more} more actor{'s' if more > 1 else ''}{where} = {_more(gain)}"
+        yield f"{more} more actor{'s' if more > 1 else ''}{setting.where} = {_more(gain)}"
     elif setting.crowd >= CROWDED:
         wider = (setting.places + 1) / setting.places
         room = replace(flow, actors=flow.actors / wider, cores=flow.cores / wider)

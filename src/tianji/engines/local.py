@@ -78,8 +78,9 @@ class LocalEngine:
         """who decides how many actors are active, of each group"""
         self._sha256 = ""
         self._scaling: Mapping[int, float] = {}
-        self._slack = 0.0
         """updates per second of a learner by its cores, where the run's plan has measured them"""
+        self._slack = 0.0
+        """share of what is consumed that actors should be able to make beside it, by that plan"""
         self._watch: Watch | None = None
         try:
             self._groups = topologies(config)
