@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+T = TypeVar("T")
 
 
 HERE = str(ROOT / "benchmarks")
@@ -52,12 +53,12 @@ def split_overrides() -> tuple[list[str], list[str]]:
 
 
 def interleaved(
-    tasks: Mapping[str, Callable[[], float]], rounds: int, before: int = 0
-) -> dict[str, list[float]]:
+    tasks: Mapping[str, Callable[[], T]], rounds: int, before: int = 0
+) -> dict[str, list[T]]:
     """Run every task once per round; the order rotates, so no task always follows the same one. So
     many rounds were made before."""
     names = list(tasks)
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    taken: dict[str, list[T]] = {name: [] for name in names}
     for at in range(rounds):
         shift = (before + at) % len(names)
         for name in names[shift:] + names[:shift]:

@@ -1,20 +1,23 @@
 """Does a plan's prediction come true, and is its choice the best that there is?
 
-    python benchmarks/plan.py [NAME ...] [--rounds 3] [--seconds 8] [--most 12] [--sweep 4]
-                              [--limit 600] [--add] [-- K=V ...]
+    python benchmarks/plan.py [NAME ...] [--rounds 3] [--turns 1] [--seconds 8] [--most 12]
+                              [--sweep 4] [--limit 600] [--add] [-- K=V ...]
 
 For each config: a profile; a prediction for every way to spread it over the cores of this machine
 that changes nothing of what is learnt (replay: with the envs that are best for it); then real runs
-of these, interleaved with further profiles. As the machine's own speed drifts, each round's run is
-compared with the prediction of the profile just before it, and with the other runs of its round;
-the medians over rounds count. --add makes further rounds, at another time, of the same ways. Where
-there are more ways than --most, half of those that are run are predicted to be best, and the others
-are spread from there to the worst. With --sweep S every single way is run once before, for S
-seconds, in random order, and rounds are made of the plan's and of those that were fastest then;
---add goes on with a sweep that --limit cut. New steps are those that updates follow; the share of
-rows that are steps, which grows with the length of episodes, is the profile's. The bars are an
-error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of the
-best run. Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and
+of these, interleaved with further profiles: in each round --turns of every way, in turn. As the
+machine's own speed drifts, a round's runs are compared with the prediction of the profile just
+before them; the median over rounds counts. What the plan's way reached of the best is told by the
+quickest second of each, in all rounds: where others use the machine, too, a core that they disturb
+is slower by a third for seconds to minutes, and ways that do the same would seem to differ by as
+much. --add makes further rounds, at another time, of the same ways. Where there are more ways than
+--most, half of those that are run are predicted to be best, and the others are spread from there to
+the worst. With --sweep S every single way is run before, for S seconds, in random order; then again
+the better third, and so on until --most are left; rounds are made of the best of them and of the
+plan's. --add goes on with a sweep that --limit cut. New steps are those that updates follow; the
+share of rows that are steps, which grows with the length of episodes, is the profile's. The bars
+are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of
+the best. Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and
 each round, and docs/plan.svg, which --draw alone draws again.
 """
 
@@ -39,7 +42,7 @@ from typing import Any
 import numpy as np
 import picture
 from measure import RESULTS, ROOT, continued, interleaved, machine, save, split_overrides, table
-from speed import spread, timed
+from speed import Speed, forked, spread
 
 from tianji import planner, profiler, shape
 from tianji.config import Config, load_config
@@ -49,6 +52,8 @@ from tianji.profile import Profile
 
 NAMES = ("ppo_cartpole", "dqn_cartpole", "ppo_pong", "dqn_pong", "qmix_3m")
 BAR, MEDIAN_BAR, BEST_BAR = 0.15, 0.08, 0.95
+DISTURBED = 0.6
+"""of what it makes on a quiet machine, a way makes at least so much"""
 
 
 def main() -> None:
@@ -56,13 +61,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=1, help="of each way in a round")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at least")
     parser.add_argument("--add", action="store_true",
                         help="to what was measured before, of the same ways")  # fmt: skip
     parser.add_argument("--draw", action="store_true", help="only draw the picture")
     parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
     parser.add_argument("--sweep", type=float, default=0.0, metavar="S",
-                        help="before, run every way once for so long")  # fmt: skip
+                        help="before, run every way so long, and better ones again")  # fmt: skip
     parser.add_argument("--limit", type=float, default=math.inf, metavar="S",
                         help="then begin no further run of a config's sweep, and no round that "
                         "would end later")  # fmt: skip
@@ -80,8 +86,9 @@ def main() -> None:
             print(f"{name}: nothing was run; let there be more time or rounds")
             continue
         case = cases[name]
-        if once := [way for way in case["sweep"] if way["new"] is not None]:
-            print(f"{name}: {len(once)} of {len(case['sweep'])} ways were run once")
+        if case["sweep"]:
+            print(f"{name}: {sum(bool(way['new']) for way in case['sweep'])} of "
+                  f"{len(case['sweep'])} ways were run")  # fmt: skip
         if not case["ways"]:
             print(f"{name}: no round was made; --add goes on")
             del cases[name]
@@ -124,8 +131,8 @@ def draw() -> None:
                 mine = next(way for way in ways if way["chosen"])
                 axis.plot(mine["measured"], mine["measured"] * (1 + mine["error"]), "o",
                           markersize=9, fillstyle="none", color=dots.get_color())  # fmt: skip
-                once = [way for way in case.get("sweep", []) if way["new"] is not None]
-                sweep = [way["new"] for way in once], [way["predicted"] for way in once]
+                once = [way for way in case.get("sweep", []) if way["new"]]
+                sweep = [np.mean(way["new"]) for way in once], [way["predicted"] for way in once]
                 axis.plot(*sweep, ".", markersize=3, alpha=0.4, color=dots.get_color())
                 every += [*xs, *ys, *sweep[0], *sweep[1]]
             ends = np.array([0.8 * min(every), 1.25 * max(every)])
@@ -144,12 +151,12 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
     end = time.monotonic() + arguments.limit
     with tempfile.TemporaryDirectory() as folder:
         one = partial(run, name, more, folder=Path(folder))
-        if arguments.sweep and not (case["sweep"] and is_whole(case["sweep"])):
+        if arguments.sweep and not (case["sweep"] and is_whole(case["sweep"], arguments.most)):
             if case["ways"]:
                 sys.exit(f"rounds of {name} were made without a sweep: leave --add or --sweep out")
-            yield from swept(config, case, one, arguments.sweep, end)
+            yield from swept(config, case, one, arguments, end)
         begun = time.monotonic()
-        if not is_whole(case["sweep"]) or begun > end:
+        if not is_whole(case["sweep"], arguments.most) or begun > end:
             return
         for round in range(1, arguments.rounds + 1):
             found = profiler.measure(config)
@@ -161,8 +168,11 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
                 way["predictions"].append(p.new)
                 least = long_enough(config, found.task, p, arguments.seconds)
                 tasks[str(i)] = partial(one, found, p, least)
-            for i, samples in interleaved(tasks, 1, len(case["ways"][0]["samples"])).items():
-                case["ways"][int(i)]["samples"] += samples
+            shift = len(case["ways"][0]["samples"])
+            for i, speeds in interleaved(tasks, arguments.turns, shift).items():
+                way = case["ways"][int(i)]
+                way["samples"].append(float(np.mean([speed.mean for speed in speeds])))
+                way["quiet"].append(max(speed.quiet for speed in speeds))
             now = time.monotonic()
             print(f"{now - begun:4.0f} s", flush=True)
             case = compared(case)
@@ -174,23 +184,58 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
 def swept(
     config: Config,
     case: dict[str, Any],
-    one: Callable[[Profile, Prediction, float], float],
-    seconds: float,
+    one: Callable[[Profile, Prediction, float], Speed],
+    arguments: argparse.Namespace,
     end: float,
 ) -> Iterator[dict[str, Any]]:
-    """Every way that was not run so far is run once, as long as there is time."""
+    """Every way is run, and the better ones again, as long as there is time; what was run before
+    counts."""
     found = profiler.measure(config)
-    case["sweep"] = case["sweep"] or unseen(every_way(config, found))
-    for way in case["sweep"]:
-        if way["new"] is None and time.monotonic() < end:
+    case["sweep"] = sweep = case["sweep"] or unseen(every_way(config, found))
+    turn = 0
+    while ways := left(sweep, turn, arguments.most):
+        for way in ways:
+            if len(way["quiet"]) > turn:
+                continue
+            if time.monotonic() >= end:
+                return
             p = predict(found.task, found.rates, Choice(**way["choice"]), cores())
-            way["predicted"] = p.new
-            way["new"] = one(found, p, long_enough(config, found.task, p, seconds))
+            if not turn:
+                way["predicted"] = p.new
+            speed = one(found, p, long_enough(config, found.task, p, arguments.sweep))
+            way["new"].append(speed.mean)
+            way["quiet"].append(speed.quiet)
             yield case
+        turn += 1
 
 
-def is_whole(sweep: list[dict[str, Any]]) -> bool:
-    return all(way["new"] is not None for way in sweep)
+def left(sweep: list[dict[str, Any]], turn: int, most: int) -> list[dict[str, Any]]:
+    """The ways that are run in this turn of a sweep, by those before: first all, then always the
+    better third, at least `most`, without those that cannot have been disturbed so much; none once
+    there were so few."""
+    ways = sweep
+    for turns in range(1, turn + 1):
+        if len(ways) <= most:
+            return []
+        ways = sorted(ways, key=lambda way: -quietest(way, turns))[: max(most, len(ways) // 3)]
+        best = quietest(ways[0], turns)
+        ways = [way for way in ways if quietest(way, turns) >= DISTURBED * best]
+    return ways
+
+
+def quietest(way: dict[str, Any], turns: int) -> float:
+    """New steps per second of a way of a sweep in its best second, of so many turns."""
+    return max(way["quiet"][:turns], default=0.0)
+
+
+def is_whole(sweep: list[dict[str, Any]], most: int) -> bool:
+    """Was everything run that was to be?"""
+    turn = 0
+    while ways := left(sweep, turn, most):
+        turn += 1
+        if any(len(way["quiet"]) < turn for way in ways):
+            return False
+    return True
 
 
 def earlier(name: str, more: list[str]) -> dict[str, Any]:
@@ -210,9 +255,9 @@ def earlier(name: str, more: list[str]) -> dict[str, Any]:
 
 
 def unseen(ways: list[Prediction]) -> list[dict[str, Any]]:
-    """All of them in random order, as the machine's speed drifts, each to be run once."""
+    """All of them in random order, as the machine's speed drifts; none was run yet."""
     found = [{"choice": dataclasses.asdict(way.choice), "words": str(way.choice),
-              "predicted": way.new, "new": None} for way in ways]  # fmt: skip
+              "predicted": way.new, "new": [], "quiet": []} for way in ways]  # fmt: skip
     random.Random(0).shuffle(found)
     return found
 
@@ -223,7 +268,7 @@ def started(
     """The ways that rounds are made of, and of which nothing was measured in one yet."""
     best = planner.make(config, found).best
     if swept:
-        fastest = sorted(swept, key=lambda way: -way["new"])
+        fastest = sorted(swept, key=lambda way: -max(way["quiet"]))
         others = [Choice(**way["choice"]) for way in fastest]
         picked = [best.choice, *(choice for choice in others if choice != best.choice)][:most]
         ranked = [predict(found.task, found.rates, choice, cores()) for choice in picked]
@@ -232,7 +277,7 @@ def started(
     ways = [
         {"choice": dataclasses.asdict(way.choice), "words": str(way.choice),
          "binding": way.binding, "chosen": way.choice == best.choice,
-         "samples": [], "predictions": []}
+         "samples": [], "quiet": [], "predictions": []}
         for way in ranked
     ]  # fmt: skip
     return {"ways": ways, "profile_s": found.seconds, "rates": found.rates.tree(),
@@ -241,29 +286,29 @@ def started(
 
 def run(
     name: str, more: list[str], found: Profile, way: Prediction, seconds: float, *, folder: Path
-) -> float:
-    """New steps per second of a real run, which is made again, and longer, if it was too short."""
+) -> Speed:
+    """A real run, which is made again, and longer, if it was too short."""
     rows = found.task.rows * found.rates.valid
     for long in (seconds, 4 * seconds):
-        new = float(timed(name, [*more, *spread(way.choice)], long, folder, rows)["new_sps"])
-        if new > 0:
-            told = f"{name}: {way.choice}: {new:,.0f} new steps/s, {way.new:,.0f} predicted"
-            print(told, flush=True)
-            return new
+        speed = forked(name, [*more, *spread(way.choice)], long, folder, rows)
+        if speed.mean > 0:
+            print(f"{name}: {way.choice}: {speed.mean:,.0f} new steps/s, {speed.quiet:,.0f} in its "
+                  f"best second, {way.new:,.0f} predicted", flush=True)  # fmt: skip
+            return speed
     sys.exit(f"{name}: {way.choice}: {4 * seconds:.0f} s are less than two updates. Set --seconds")
 
 
 def compared(case: dict[str, Any]) -> dict[str, Any]:
     """With what was predicted and measured of every way, in the median; the error of its rounds,
-    and in their median; and what the plan's own way reached of the best, round by round."""
+    and in their median; and what the plan's own way reached of the best, in its best second."""
     for way in case["ways"]:
         predictions, samples = np.array(way["predictions"]), np.array(way["samples"])
         way["predicted"], way["measured"] = float(np.median(predictions)), float(np.median(samples))
         way["errors"] = (predictions / samples - 1).tolist()
         way["error"] = float(np.median(way["errors"]))
     mine = next(way for way in case["ways"] if way["chosen"])
-    shares = [np.median(np.divide(mine["samples"], way["samples"])) for way in case["ways"]]
-    return case | {"error": mine["error"], "reached": float(min(shares))}
+    reached = max(mine["quiet"]) / max(max(way["quiet"]) for way in case["ways"])
+    return case | {"error": mine["error"], "reached": reached}
 
 
 def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> float:

@@ -1,18 +1,34 @@
 """Real runs of a config, spread in some way, and how quick they are."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from measure import run_json
+import numpy as np
+from measure import ROOT, run_json
 
+import tianji
 from tianji import trace
 from tianji.plan import Choice
+from tianji.probe import Measured, Measurement, alone
 
 SKIP = 0.35
 """share of a run, at its beginning, that does not count"""
+WINDOW, LEAST = 1.0, 16
+"""seconds and updates of a part of a run, at least"""
+BARE = ("stop.return=1e9", "stop.steps=1_000_000_000", "checkpoint.seconds=inf", "eval.every=0")
+"""overrides of a run that ends by the clock and does nothing beside"""
+
+
+class Speed(NamedTuple):
+    """Of a run, in new steps per second."""
+
+    mean: float
+    quiet: float
+    """in its quickest second: a machine that others use, too, may have been theirs in all others"""
 
 
 def spread(choice: Choice) -> list[str]:
@@ -31,18 +47,52 @@ def timed(
     as many as updates follow, each of them `rows`."""
     argv = [
         sys.executable, "-m", "tianji", "train", f"configs/{config}.toml", *overrides,
-        f"stop.seconds={seconds:g}", "stop.return=1e9", "stop.steps=1_000_000_000",
-        "checkpoint.seconds=inf", "eval.every=0", "--json", "--plain", "--runs", str(folder),
+        f"stop.seconds={seconds:g}", *BARE, "--json", "--plain", "--runs", str(folder),
     ]  # fmt: skip
     result = run_json(argv, {"OMP_NUM_THREADS": "1"}, timeout=seconds + 120)
     result["new_sps"] = rows * updates_per_s(Path(result["run_dir"]))
     return result
 
 
+def forked(
+    config: str, overrides: Sequence[str], seconds: float, folder: Path, rows: float
+) -> Speed:
+    """How quick a run is that ends after so many seconds, of whose updates each has so many `rows`.
+    It is this process that is forked, so that nothing needs to be imported again."""
+
+    def prepare() -> Measurement:
+        def measure() -> Measured:
+            path, ends = ROOT / "configs" / f"{config}.toml", f"stop.seconds={seconds:g}"
+            result = tianji.train(path, [*overrides, ends, *BARE], runs=folder)
+            return {"run_dir": str(result.run_dir)}
+
+        return measure
+
+    run = Path(alone(prepare, sorted(os.sched_getaffinity(0)))["run_dir"])
+    return Speed(rows * updates_per_s(run), rows * max(parts(run), default=0.0))
+
+
 def updates_per_s(run: Path) -> float:
-    """Of all groups together, from the moments at which updates ended, by the traces of those that
-    learn; of several learners that share batches, by the first one's."""
-    rate = 0.0
+    """Of all groups together, from the moments at which updates ended."""
+    return sum((len(ends) - 1) / (ends[-1] - ends[0]) for ends in updates(run))
+
+
+def parts(run: Path) -> list[float]:
+    """The same in each part of the run, while all groups made some."""
+    found = updates(run)
+    if not found:
+        return []
+    begin, end = max(ends[0] for ends in found), min(ends[-1] for ends in found)
+    most = min((end - begin) / WINDOW, min(len(ends) for ends in found) / LEAST)
+    edges = np.linspace(begin, end, max(1, int(most)) + 1)
+    made = sum(np.interp(edges, ends, np.arange(len(ends))) for ends in found)
+    return (np.diff(made) / np.diff(edges)).tolist()
+
+
+def updates(run: Path) -> list[np.ndarray]:
+    """The moments at which updates ended, by the traces of those that learn, if there are two or
+    more; of several learners that share batches, by the first one's."""
+    found = []
     for track in trace.read(run):
         kind = track.host.rpartition(".")[2]
         if kind not in ("serial", "learner", "worker") or "learner/update" not in track.keys:
@@ -50,5 +100,5 @@ def updates_per_s(run: Path) -> float:
         ends = track.end[track.key == track.keys.index("learner/update")]
         ends = ends[ends >= SKIP * ends[-1]]
         if len(ends) > 1:
-            rate += (len(ends) - 1) / (ends[-1] - ends[0])
-    return rate
+            found.append(ends)
+    return found

@@ -1,5 +1,6 @@
 """Measuring, keeping what was measured, and planning from it."""
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -525,44 +526,64 @@ def plan(monkeypatch):
 
 
 def test_a_plan_is_judged_by_its_rounds(plan):
-    mine = {"chosen": True, "predictions": [100.0, 50.0, 90.0], "samples": [100.0, 55.0, 60.0]}
-    other = {"chosen": False, "predictions": [1.0] * 3, "samples": [80.0, 50.0, 120.0]}
+    mine = {"chosen": True, "predictions": [100.0, 50.0, 90.0], "samples": [100.0, 55.0, 60.0],
+            "quiet": [120.0, 80.0, 70.0]}  # fmt: skip
+    other = {"chosen": False, "predictions": [1.0] * 3, "samples": [80.0, 50.0, 120.0],
+             "quiet": [100.0, 90.0, 150.0]}  # fmt: skip
     found = plan.compared({"ways": [mine, other]})
     assert found["ways"][0]["errors"] == pytest.approx([0.0, 50 / 55 - 1, 0.5])
     assert found["error"] == pytest.approx(0.0), "the middle one, and not 90 over 60"
-    assert found["reached"] == 1.0, "it was the quicker one in two of three rounds"
-    mine["samples"][1] = 40.0
-    assert plan.compared({"ways": [mine, other]})["reached"] == pytest.approx(0.8)
+    assert found["reached"] == pytest.approx(0.8), "in the best second of each"
+    mine["quiet"][1] = 160.0
+    assert plan.compared({"ways": [mine, other]})["reached"] == 1.0
 
 
-def test_a_sweep_runs_every_way_once_and_rounds_are_made_of_the_fastest(plan, monkeypatch):
+def test_a_sweep_runs_every_way_and_the_better_ones_again(plan, monkeypatch):
     """The plan's, which is for two cores, is not the fastest here."""
     config = load_config(plan.ROOT / "configs" / "ppo_cartpole.toml")
     found = a_profile(config)
     clock = [0.0]
 
     def one(found, way, seconds):
+        assert seconds >= 1.5
         clock[0] += 1.0
-        return 1000.0 * way.choice.actors + way.choice.cores
+        mean = 1000.0 * way.choice.actors + way.choice.cores
+        return plan.Speed(mean, 2 * mean)
 
     monkeypatch.setattr(plan, "cores", lambda: 8)
     monkeypatch.setattr(planner, "cores_here", lambda: 2)
     monkeypatch.setattr(plan.profiler, "measure", lambda config: found)
     monkeypatch.setattr(plan.time, "monotonic", lambda: clock[0])
     every = [way.choice for way in plan.every_way(config, found)]
-    case = {"ways": [], "sweep": []}
-    assert len(list(plan.swept(config, case, one, 1.0, end=2.5))) == 3
-    assert not plan.is_whole(case["sweep"])
+    case, asked = {"ways": [], "sweep": []}, argparse.Namespace(sweep=1.5, most=2)
+    assert len(list(plan.swept(config, case, one, asked, end=2.5))) == 3
+    assert not plan.is_whole(case["sweep"], 2)
     assert clock == [3.0], "the third run began before the end"
-    assert len(list(plan.swept(config, case, one, 1.0, end=99.0))) == len(case["sweep"]) - 3 == 5
-    assert plan.is_whole(case["sweep"])
-    assert clock == [8.0], "none was run twice"
+    assert len(every) == 8
+    assert len(list(plan.swept(config, case, one, asked, end=99.0))) == 5 + 2
+    assert plan.is_whole(case["sweep"], 2)
+    assert clock == [10.0], "all once, and two of them again"
     assert {way["words"] for way in case["sweep"]} == set(map(str, every))
+    fastest = sorted(case["sweep"], key=lambda way: -max(way["quiet"]))
+    assert [len(way["new"]) for way in fastest] == [2, 2, 1, 1, 1, 1, 1, 1]
     ways = plan.started(config, found, 3, case["sweep"])["ways"]
     assert [way["chosen"] for way in ways] == [True, False, False]
     assert ways[0]["words"] == str(planner.make(config, found).best.choice)
-    fastest = sorted(case["sweep"], key=lambda way: -way["new"])
     assert [way["words"] for way in ways[1:]] == [way["words"] for way in fastest[:2]]
+
+
+def test_a_way_that_was_disturbed_is_not_given_up_at_once(plan):
+    def way(*quiet):
+        return {"quiet": list(quiet), "new": list(quiet)}
+
+    best, disturbed, slow = way(100.0, 60.0), way(65.0, 110.0), way(55.0)
+    sweep = [slow, best, disturbed, *(way(1.0) for _ in range(7))]
+    assert plan.left(sweep, 0, 2) == sweep
+    assert plan.left(sweep, 1, 2) == [best, disturbed], "a third, and the slow one never that slow"
+    assert plan.left(sweep, 2, 2) == []
+    assert plan.is_whole(sweep, 2)
+    disturbed["quiet"].pop()
+    assert not plan.is_whole(sweep, 2)
 
 
 def test_a_run_that_was_too_short_is_made_again_and_longer(plan, monkeypatch, tmp_path):
@@ -570,17 +591,44 @@ def test_a_run_that_was_too_short_is_made_again_and_longer(plan, monkeypatch, tm
     way = predict(found.task, found.rates, way, 2)
     took = []
 
-    def timed(name, overrides, seconds, folder, rows):
+    def forked(name, overrides, seconds, folder, rows):
         took.append(seconds)
-        return {"new_sps": 0.0 if seconds < enough else 5.0}
+        return plan.Speed(0.0, 0.0) if seconds < enough else plan.Speed(5.0, 6.0)
 
-    monkeypatch.setattr(plan, "timed", timed)
+    monkeypatch.setattr(plan, "forked", forked)
     enough = 10
-    assert plan.run("run", [], found, way, 3.0, folder=tmp_path) == 5.0
+    assert plan.run("run", [], found, way, 3.0, folder=tmp_path) == (5.0, 6.0)
     assert took == [3.0, 12.0]
     enough = 100
     with pytest.raises(SystemExit, match="less than two updates"):
         plan.run("run", [], found, way, 3.0, folder=tmp_path)
+
+
+def test_how_quick_a_run_was_in_its_parts(plan, monkeypatch):
+    speed = sys.modules["speed"]
+    quick, slow = np.arange(0.0, 10.0, 0.02), np.arange(0.0, 10.0, 0.05)
+    shaken = np.concatenate([quick[quick < 5.0], slow[slow >= 5.0]])
+    monkeypatch.setattr(speed, "updates", lambda run: [shaken])
+    found = speed.parts(None)
+    assert len(found) == 9
+    assert max(found) == pytest.approx(50.0)
+    assert min(found) == pytest.approx(20.0)
+    assert speed.updates_per_s(None) == pytest.approx(35.0, rel=0.01)
+    monkeypatch.setattr(speed, "updates", lambda run: [quick, shaken])
+    assert max(speed.parts(None)) == pytest.approx(100.0), "of all groups"
+    few = np.array([0.0, 1.0, 2.0])
+    monkeypatch.setattr(speed, "updates", lambda run: [few])
+    assert speed.parts(None) == [pytest.approx(1.0)], "too few to tell parts apart"
+    monkeypatch.setattr(speed, "updates", lambda run: [])
+    assert speed.parts(None) == []
+
+
+def test_a_real_run_is_forked_and_timed(plan, tmp_path):
+    overrides = ["scale.engine=serial", "scale.envs_per_actor=8", "scale.rollout_length=16"]
+    found = sys.modules["speed"].forked("ppo_cartpole", overrides, 1.5, tmp_path, 128.0)
+    assert 0 < found.mean <= 1.001 * found.quiet
+    (run,) = tmp_path.iterdir()
+    assert "seconds" in json.loads((run / "result.json").read_text())["stop_reason"]
 
 
 def test_what_was_measured_is_kept_for_the_same_config_on_the_same_machine(cache):
