@@ -25,7 +25,7 @@ from tianji.env import make_env
 from tianji.errors import Failure, Refusal
 from tianji.plan import Choice, Rates, predict
 from tianji.probe import Probe, alone
-from tianji.ratios import Again, Beside, Ratios, Slowed, behind, over
+from tianji.ratios import Again, Beside, Ratios, Slowed, behind, over, usual
 from tianji.trace import Track
 
 CARTPOLE = {
@@ -248,7 +248,7 @@ def test_asking_takes_what_it_took_in_real_runs():
     alone = profiler._with_asking(rates, profile.task, learnt, 1e-5, [])
     assert (alone.ask, alone.answer) == pytest.approx((1.1e-4, 5.1e-4))
     known = profiler._with_asking(rates, profile.task, learnt, 1e-5, [0.02, 0.03, 0.9])
-    assert known.asked(8, 1, None).step == pytest.approx(0.03)
+    assert known.asked(8, 1, None).step == pytest.approx(0.025), "and once the machine stood still"
     assert known.answer == alone.answer
 
 
@@ -298,7 +298,9 @@ def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
     learner = Told("learn", 0.1, 0.15, 0.2, 0.3)
     actor = Told("step", 0.1, 0.1, 0.2, 0.2)
     again = Again(learner, actor, [0], 0.1)
-    assert np.allclose(again.slowed([], 0.0), [(1.5, 1.0, 1.0), (1.5, 1.0, 1.0)])
+    found = again.slowed([], 0.0)
+    assert over(one.learn for one in found) == pytest.approx(1.5)
+    assert over(one.act for one in found) == pytest.approx(1.0)
     assert again.learn == pytest.approx(0.15)
     assert again.act == pytest.approx(0.15)
 
@@ -309,8 +311,9 @@ def test_the_slowest_of_several_actors_is_told_over_their_mean():
     others = [Told("step", 0.2, 0.1), Told("step", 0.1, 0.1)]
     again = Again(learner, actor, [0], 0.1)
     first, second = again.slowed(others, 0.0)
-    assert first == pytest.approx((1.0, 1.2, 0.2 / 0.12))
-    assert second == pytest.approx((1.0, 1.0, 1.0))
+    assert first.learn == second.learn == second.act == (pytest.approx(0.1), 0.1)
+    assert first.act == (pytest.approx(0.12), 0.1)
+    assert (first.slowest, second.slowest) == pytest.approx((0.2 / 0.12, 1.0))
 
 
 def test_who_is_the_slowest_may_change():
@@ -328,8 +331,9 @@ def test_all_act_until_the_learner_has_ended():
     found = Again(learner, actor, [0], 0.1).slowed([other], 10.0)
     assert not actor.values, "alone, and thrice beside the learner; twice"
     assert not other.values
-    mean = 2 / (1 / 0.2 + 1 / 0.2)
-    assert np.allclose(found, [(1.0, mean / 0.1, 1.0)] * 2)
+    for one in found:
+        assert one.act == (pytest.approx(0.2), 0.1)
+        assert one.slowest == pytest.approx(1.0)
 
 
 def test_what_is_measured_between_two_looks_is_compared_with_both():
@@ -352,26 +356,44 @@ def over_one(*took):
     return beside(*((one, 1.0) for one in took))
 
 
-def test_of_what_is_compared_each_side_is_as_in_the_median():
-    found = beside((1.2, 1.0), (1.3, 0.4), (9.0, 1.1))
-    assert over(found) == pytest.approx(1.3), "and not the median of the ratios, 3.25"
+def test_what_takes_longer_for_half_of_the_time_does_so_on_average():
+    assert usual([1.0, 1.5, 1.0, 1.5]) == pytest.approx(1.25)
+    assert usual([1.0, 1.0, 1.5]) == pytest.approx(3.5 / 3), "and not as in the median"
+    assert usual(iter([2.0])) == 2.0
 
 
-def test_one_disturbed_measurement_of_three_changes_nothing():
+def test_a_moment_at_which_the_machine_stood_still_does_not_count():
+    assert usual([1.0, 90.0, 1.5]) == pytest.approx(1.25)
+    assert usual([90.0, 1.0]) == 1.0
+    assert usual([1.0, 1.0, 1.0, 0.1]) == 1.0
+
+
+def test_of_what_is_compared_each_side_is_as_usual():
+    found = beside((1.2, 1.0), (1.4, 0.8), (1.0, 1.2))
+    assert over(found) == pytest.approx(1.2), "and not the mean of the ratios"
+
+
+def slowed(learn, act, slowest):
+    """Beside others, where each alone takes a second."""
+    return Slowed(Beside(learn, 1.0), Beside(act, 1.0), slowest)
+
+
+def test_what_was_compared_becomes_curves():
     ratios = Ratios()
-    ratios.apart[1] = over_one(1.2, 9.0, 1.1)
-    ratios.apart[2] = over_one(0.7, 0.8, 0.1)
-    slowed = [(1.5, 1.3, 1.0), (1.5, 7.0, 1.0), (0.1, 1.2, 1.0)]
-    ratios.busy[2] = [Slowed(*one) for one in slowed]
-    ratios.busy[4] = [Slowed(3.0, 2.0, 1.1)]
-    ratios.team[2] = over_one(0.1, 1.2, 5.0)
-    ratios.threads[2] = over_one(0.5, 0.6, 9.0)
+    ratios.apart[1] = over_one(1.3, 1.2, 1.1)
+    ratios.apart[2] = over_one(0.7, 0.8, 0.6)
+    ratios.busy[2] = [slowed(1.5, 1.4, 1.0), slowed(1.4, 1.2, 0.9), slowed(1.6, 1.3, 0.9)]
+    ratios.busy[4] = [slowed(3.0, 2.0, 1.1)]
+    ratios.team[2] = over_one(1.1, 1.2, 1.3)
+    ratios.threads[2] = over_one(0.5, 0.6, 0.7)
     curves = ratios.curves({1: 2.0, 2: 1.0, 4: 0.8}, 1.0)
-    assert curves.inside == {1: 1.0, 2: 0.6, 4: 0.4}
+    assert curves.inside == pytest.approx({1: 1.0, 2: 0.6, 4: 0.4})
     assert curves.learn == pytest.approx({1: 1.2, 2: 0.7, 4: 0.48})
-    assert curves.slow_act == {1: 1.0, 2: 1.3, 4: 2.0}
-    assert curves.slowest == {1: 1.0, 2: 1.0, 4: 1.1}
-    assert curves.slow_learn == {1: 1.0, 2: 1.0, 4: 2.0}, "a real run had a busy core beside it"
+    assert curves.slow_act == pytest.approx({1: 1.0, 2: 1.3, 4: 2.0})
+    assert curves.slowest == pytest.approx({1: 1.0, 2: 1.0, 4: 1.1}), "the slowest is never quicker"
+    assert curves.slow_learn == pytest.approx({1: 1.0, 2: 1.0, 4: 2.0}), (
+        "a real run had a busy core beside it"
+    )
     assert curves.team == pytest.approx({1: 1.0, 2: 0.5}), "two learners had three"
 
 
@@ -443,8 +465,8 @@ def test_only_what_the_best_ways_depend_on_is_looked_at_again():
                 for kind, looks in found.items() for key in looks]  # fmt: skip
         return [job.what for job in one.that_matter(jobs, rates)]
 
-    slowed = {n: [Slowed(1.0, 1.0, 1.0)] for n in (2, 4)}
-    compared = {"apart": {1: over_one(1.0), 2: over_one(1.6)}, "busy": slowed}
+    busy = {n: [slowed(1.0, 1.0, 1.0)] for n in (2, 4)}
+    compared = {"apart": {1: over_one(1.0), 2: over_one(1.6)}, "busy": busy}
     assert mattering(1e-4, 1.0, **compared, team={2: over_one(1.5)}) == ["apart 1"]
     # two learners are nearly as quick as one: at another time they may be quicker
     assert mattering(1e-4, 1.0, **compared, team={2: over_one(1.1)}) == ["apart 1", "team 2"]
@@ -457,7 +479,7 @@ def test_only_what_the_best_ways_depend_on_is_looked_at_again():
 def test_if_something_had_taken_longer():
     ratios = Ratios(
         apart={1: over_one(2.0)}, team={2: over_one(3.0)}, asked=[1.0],
-        busy={4: [Slowed(1.0, 2.0, 1.5)]},
+        busy={4: [slowed(1.0, 2.0, 1.5)]},
     )  # fmt: skip
     apart, team = ratios.times(1.1, "apart", 1), ratios.times(1.1, "team", 2)
     assert over(apart.apart[1]) == pytest.approx(2.2)
@@ -466,7 +488,7 @@ def test_if_something_had_taken_longer():
     assert (team.apart, team.asked) == (ratios.apart, ratios.asked)
     assert over(ratios.apart[1]) == 2.0, "and what was measured stays"
     (crowded,) = ratios.times(1.1, "busy", 4).busy[4]
-    assert crowded == pytest.approx((1.1, 2.2, 1.5)), "the slowest is so over the others"
+    assert crowded == slowed(1.1, 2.2, 1.5), "the slowest is so over the others"
 
 
 def test_how_much_the_machine_varied_is_kept_and_told():
@@ -753,7 +775,7 @@ def test_a_run_with_a_gpu_is_expected_to_begin_no_sooner_than_a_learner_did(monk
 
 def test_what_others_cost_a_learner_that_was_measured_beside_some_is_counted_once():
     ratios = Ratios()
-    ratios.busy = {2: [Slowed(1.1, 1.0, 1.0)], 5: [Slowed(1.5, 1.0, 1.0)]}
+    ratios.busy = {2: [slowed(1.1, 1.0, 1.0)], 5: [slowed(1.5, 1.0, 1.0)]}
     ratios.apart, ratios.busy_apart = {1: over_one(2.0)}, 5
     found = ratios.curves({1: 0.01}, 0.01)
     assert found.learn == {1: pytest.approx(0.02)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from tianji.machine import cores as cores_here
 from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, different, predict, search
 from tianji.probe import Measured, Measurement, Probe, acting, alone, channel, learning, running
 from tianji.profile import UNSTEADY, Profile, facts, subject
-from tianji.ratios import LONG, Again, Beside, Ratios, over
+from tianji.ratios import LONG, Again, Beside, Ratios, over, usual
 from tianji.shape import begins, possible, see, task_of_all, template, without_warmup
 
 WHOLE = 45.0
@@ -633,7 +632,7 @@ def _with_asking(
     rates = dataclasses.replace(rates, ask=learnt["ask"] + passing, answer=answer)
     if not asked:
         return rates
-    more = statistics.median(asked) - rates.asked(task.envs, 1, None).step
+    more = usual(asked) - rates.asked(task.envs, 1, None).step
     return dataclasses.replace(rates, ask=max(0.0, rates.ask + more))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +15,13 @@ from tianji.types import Array
 
 LONG = 0.5
 """seconds of an update or a step from which on it is not looked at again"""
+APART = 2.0
+"""times as long as usual that something takes, at most, if nothing is the matter"""
 
 
 class Beside(NamedTuple):
-    """An update under other circumstances, and one inside a process that also acts, on one core, at
-    about that time; in seconds."""
+    """Seconds of something under other circumstances, and as it is compared with, at about that
+    time: of an update, with one inside a process that also acts, on one core."""
 
     took: float
     base: float
@@ -28,24 +30,32 @@ class Beside(NamedTuple):
         return self._replace(took=factor * self.took)
 
 
-def over(found: Sequence[Beside]) -> float:
-    """How much longer it takes: of the medians, as each single look may be disturbed."""
-    return statistics.median(one.took for one in found) / statistics.median(
-        one.base for one in found
-    )
+def usual(looks: Iterable[float]) -> float:
+    """Their mean. Others who use the machine, too, make it slower by half for seconds at a time: a
+    run has its share of that, and a median all or nothing. What is further than `APART` from the
+    median does not count: now and then a machine stands still."""
+    found = list(looks)
+    median = statistics.median_low(found)
+    return statistics.fmean(x for x in found if median / APART <= x <= median * APART)
+
+
+def over(found: Iterable[Beside]) -> float:
+    """How much longer it takes."""
+    took, base = zip(*found, strict=True)
+    return usual(took) / usual(base)
 
 
 class Slowed(NamedTuple):
-    """Beside others, over alone."""
+    """Beside others, and alone."""
 
-    learn: float
-    act: float
-    """in the mean of all actors"""
+    learn: Beside
+    act: Beside
+    """a step, in the mean of all actors"""
     slowest: float
     """of the actors, whichever it is at a time, over that mean"""
 
     def times(self, factor: float) -> Slowed:
-        return Slowed(factor * self.learn, factor * self.act, self.slowest)
+        return Slowed(self.learn.times(factor), self.act.times(factor), self.slowest)
 
 
 class Curves(NamedTuple):
@@ -90,16 +100,16 @@ class Ratios:
 
     def curves(self, inside: dict[int, float], base: float) -> Curves:
         """With seconds of an update inside a process that also acts, by cores; on one core it took
-        `base` in the median of many."""
+        `base` in many looks."""
         inside = {cores: base * seconds / inside[1] for cores, seconds in inside.items()}
         inside |= {cores: base * over(found) for cores, found in self.threads.items()}
         apart = {cores: over(found) for cores, found in self.apart.items()}
         first = apart.get(1, 1.0)
-        slow_learn, slow_act, slowest = (
-            {1: 1.0}
-            | {n: max(1.0, statistics.median(r[i] for r in rs)) for n, rs in self.busy.items()}
-            for i in range(3)
-        )
+        slow_learn, slow_act, slowest = {1: 1.0}, {1: 1.0}, {1: 1.0}
+        for n, found in self.busy.items():
+            slow_learn[n] = max(1.0, over(one.learn for one in found))
+            slow_act[n] = max(1.0, over(one.act for one in found))
+            slowest[n] = max(1.0, usual(one.slowest for one in found))
         if apart:  # it had busy cores beside it
             known = between(slow_learn, self.busy_apart)
             slow_learn = {n: max(1.0, factor / known) for n, factor in slow_learn.items()}
@@ -130,13 +140,13 @@ class Again:
 
     @property
     def learn(self) -> float:
-        """Seconds of an update on one core, in the process that also acts: the median."""
-        return statistics.median(self._learnt) if self._learnt else self._update
+        """Seconds of an update on one core, in the process that also acts."""
+        return usual(self._learnt) if self._learnt else self._update
 
     @property
     def act(self) -> float:
         """Seconds of a step, likewise."""
-        return statistics.median(self._acted) if self._acted else self._step
+        return usual(self._acted) if self._acted else self._step
 
     @property
     def varied(self) -> float:
@@ -178,11 +188,11 @@ class Again:
             looks = [self._all_at_once(others)]
             while not self._learner.has_ended:  # it is to have them beside it until then
                 looks.append(self._all_at_once(others))
-            learning = float(self._learner.end()["learn"])
+            learning = Beside(float(self._learner.end()["learn"]), learnt)
             slices = np.concatenate(looks, axis=1)
-            mean = statistics.harmonic_mean(np.median(slices, axis=1).tolist())  # of the rates
+            mean = statistics.harmonic_mean([usual(row) for row in slices.tolist()])  # of the rates
             window = round(alike / self.SECONDS * SLICES)
-            found.append(Slowed(learning / learnt, mean / acted, behind(slices, window)))
+            found.append(Slowed(learning, Beside(mean, acted), behind(slices, window)))
         return found
 
     def _all_at_once(self, others: Sequence[Probe]) -> Array:
