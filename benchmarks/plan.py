@@ -42,12 +42,13 @@ from typing import Any
 import numpy as np
 import picture
 from measure import RESULTS, ROOT, continued, interleaved, machine, save, split_overrides, table
-from speed import Speed, forked, spread
+from speed import Speed, forked, runner, spread
 
 from tianji import planner, profiler, shape
 from tianji.config import Config, load_config
 from tianji.machine import cores
 from tianji.plan import Choice, Prediction, Task, different, predict, search
+from tianji.probe import Probe
 from tianji.profile import Profile
 
 NAMES = ("ppo_cartpole", "dqn_cartpole", "ppo_pong", "dqn_pong", "qmix_3m")
@@ -149,8 +150,8 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
     config = load_config(ROOT / "configs" / f"{name}.toml", more)
     case = earlier(name, more) if arguments.add else {"ways": [], "sweep": []}
     end = time.monotonic() + arguments.limit
-    with tempfile.TemporaryDirectory() as folder:
-        one = partial(run, name, more, folder=Path(folder))
+    with tempfile.TemporaryDirectory() as folder, runner() as runs:
+        one = partial(run, runs, name, more, folder=Path(folder))
         if arguments.sweep and not (case["sweep"] and is_whole(case["sweep"], arguments.most)):
             if case["ways"]:
                 sys.exit(f"rounds of {name} were made without a sweep: leave --add or --sweep out")
@@ -285,12 +286,19 @@ def started(
 
 
 def run(
-    name: str, more: list[str], found: Profile, way: Prediction, seconds: float, *, folder: Path
+    runs: Probe,
+    name: str,
+    more: list[str],
+    found: Profile,
+    way: Prediction,
+    seconds: float,
+    *,
+    folder: Path,
 ) -> Speed:
     """A real run, which is made again, and longer, if it was too short."""
     rows = found.task.rows * found.rates.valid
     for long in (seconds, 4 * seconds):
-        speed = forked(name, [*more, *spread(way.choice)], long, folder, rows)
+        speed = forked(runs, name, [*more, *spread(way.choice)], long, folder, rows)
         if speed.mean > 0:
             print(f"{name}: {way.choice}: {speed.mean:,.0f} new steps/s, {speed.quiet:,.0f} in its "
                   f"best second, {way.new:,.0f} predicted", flush=True)  # fmt: skip

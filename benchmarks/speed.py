@@ -13,7 +13,7 @@ from measure import ROOT, run_json
 import tianji
 from tianji import trace
 from tianji.plan import Choice
-from tianji.probe import Measured, Measurement, alone
+from tianji.probe import Measured, Probe
 
 SKIP = 0.35
 """share of a run, at its beginning, that does not count"""
@@ -54,21 +54,29 @@ def timed(
     return result
 
 
+def runner() -> Probe:
+    """A process that makes runs, one after the other: nothing is imported twice."""
+    return Probe(Runs, sorted(os.sched_getaffinity(0)))
+
+
+class Runs:
+    """What that process does when it is asked to."""
+
+    def __init__(self) -> None:
+        self._warm = tianji.warm()
+        self._warm.__enter__()  # as long as this process lives
+
+    def __call__(self, config: str, overrides: list[str], folder: str) -> Measured:
+        result = tianji.train(ROOT / "configs" / f"{config}.toml", overrides, runs=folder)
+        return {"run_dir": str(result.run_dir)}
+
+
 def forked(
-    config: str, overrides: Sequence[str], seconds: float, folder: Path, rows: float
+    runs: Probe, config: str, overrides: Sequence[str], seconds: float, folder: Path, rows: float
 ) -> Speed:
-    """How quick a run is that ends after so many seconds, of whose updates each has so many `rows`.
-    It is this process that is forked, so that nothing needs to be imported again."""
-
-    def prepare() -> Measurement:
-        def measure() -> Measured:
-            path, ends = ROOT / "configs" / f"{config}.toml", f"stop.seconds={seconds:g}"
-            result = tianji.train(path, [*overrides, ends, *BARE], runs=folder)
-            return {"run_dir": str(result.run_dir)}
-
-        return measure
-
-    run = Path(alone(prepare, sorted(os.sched_getaffinity(0)))["run_dir"])
+    """How quick a run is that ends after so many seconds, of whose updates each has `rows`."""
+    every = [*overrides, f"stop.seconds={seconds:g}", *BARE]
+    run = Path(runs.ask(config=config, overrides=every, folder=str(folder))["run_dir"])
     return Speed(rows * updates_per_s(run), rows * max(parts(run), default=0.0))
 
 

@@ -25,7 +25,11 @@ class Servers:
                 patch.setenv("TIANJI_TEST", self.mark)
                 server = self._closing.enter_context(contextlib.closing(ForkServer()))
             self._started[path] = SimpleNamespace(
-                line=server.line, process=server.process, close=lambda: None
+                line=server.line,
+                process=server.process,
+                fits=lambda: True,
+                keep=lambda: None,
+                close=lambda: None,
             )
         return self._started[path]
 

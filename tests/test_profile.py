@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -21,6 +22,7 @@ from tianji import planner, probe, profiler, shape
 from tianji import profile as profiles
 from tianji.__main__ import main
 from tianji.config import EvalConfig, load_config
+from tianji.engines.server import ForkServer
 from tianji.env import make_env
 from tianji.errors import Failure, Refusal
 from tianji.plan import Choice, Rates, predict
@@ -162,12 +164,37 @@ def test_a_few_envs_are_shown_as_many():
     many.close()
 
 
+def ran(config, folder, seconds):
+    """What a real run tells."""
+    how = {"tree": config.tree(), "folder": str(folder), "seconds": seconds}
+    return alone(probe.Running, sorted(os.sched_getaffinity(0)), **how)
+
+
+class Counted(ForkServer):
+    """What hosts are forked from, which says in a file that it was started."""
+
+    def __init__(self, path):
+        with path.open("a") as file:
+            file.write("started\n")
+        super().__init__()
+
+
+def test_real_runs_of_a_profile_begin_soon(monkeypatch, tmp_path):
+    started = tmp_path / "started"
+    monkeypatch.setattr("tianji.run.ForkServer", functools.partial(Counted, started))
+    config = load_config(CARTPOLE, ["scale.engine=local"])
+    with Probe(probe.Running, sorted(os.sched_getaffinity(0))) as runs:
+        for at in ("first", "second"):
+            how = {"tree": config.tree(), "folder": str(tmp_path / at), "seconds": 0.3}
+            assert runs.ask(**how)["update"] > 0
+    assert started.read_text().count("started") == 1, "and was kept for the second"
+
+
 @pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])
 def test_a_learner_of_its_own_is_measured_by_a_real_run(tree, tmp_path):
     one = shape.template(load_config(tree))
     config = shape.without_warmup(one, shape.see(one).env)
-    cores = sorted(os.sched_getaffinity(0))
-    told = alone(lambda: probe.running(config, str(tmp_path)), cores, seconds=0.3)
+    told = ran(config, tmp_path, 0.3)
     assert 1e-5 < told["update"] < 0.3
     assert 1e-5 < told["step"] < 0.3
 
@@ -175,8 +202,7 @@ def test_a_learner_of_its_own_is_measured_by_a_real_run(tree, tmp_path):
 def test_a_real_run_keeps_the_end_that_a_schedule_needs(tmp_path):
     tree = {**CARTPOLE, "algorithm": {**CARTPOLE["algorithm"], "schedule": "linear"}}
     config = shape.template(load_config(tree, ["scale.actors=auto"]))
-    cores = sorted(os.sched_getaffinity(0))
-    told = alone(lambda: probe.running(config, str(tmp_path)), cores, seconds=0.3)
+    told = ran(config, tmp_path, 0.3)
     assert told["update"] > 0, "it ended by its seconds, and made no plan of its own"
     assert [path.name for path in tmp_path.glob("*/plan.json")] == []
 
@@ -613,17 +639,17 @@ def test_a_run_that_was_too_short_is_made_again_and_longer(plan, monkeypatch, tm
     way = predict(found.task, found.rates, way, 2)
     took = []
 
-    def forked(name, overrides, seconds, folder, rows):
+    def forked(runs, name, overrides, seconds, folder, rows):
         took.append(seconds)
         return plan.Speed(0.0, 0.0) if seconds < enough else plan.Speed(5.0, 6.0)
 
     monkeypatch.setattr(plan, "forked", forked)
     enough = 10
-    assert plan.run("run", [], found, way, 3.0, folder=tmp_path) == (5.0, 6.0)
+    assert plan.run(None, "run", [], found, way, 3.0, folder=tmp_path) == (5.0, 6.0)
     assert took == [3.0, 12.0]
     enough = 100
     with pytest.raises(SystemExit, match="less than two updates"):
-        plan.run("run", [], found, way, 3.0, folder=tmp_path)
+        plan.run(None, "run", [], found, way, 3.0, folder=tmp_path)
 
 
 def test_how_quick_a_run_was_in_its_parts(plan, monkeypatch):
@@ -645,12 +671,19 @@ def test_how_quick_a_run_was_in_its_parts(plan, monkeypatch):
     assert speed.parts(None) == []
 
 
-def test_a_real_run_is_forked_and_timed(plan, tmp_path):
-    overrides = ["scale.engine=serial", "scale.envs_per_actor=8", "scale.rollout_length=16"]
-    found = sys.modules["speed"].forked("ppo_cartpole", overrides, 1.5, tmp_path, 128.0)
-    assert 0 < found.mean <= 1.001 * found.quiet
-    (run,) = tmp_path.iterdir()
-    assert "seconds" in json.loads((run / "result.json").read_text())["stop_reason"]
+def test_real_runs_are_made_in_one_process_and_timed(plan, monkeypatch, tmp_path):
+    started = tmp_path / "started"
+    monkeypatch.setattr("tianji.run.ForkServer", functools.partial(Counted, started))
+    overrides = ["scale.envs_per_actor=8", "scale.rollout_length=16"]
+    with sys.modules["speed"].runner() as runs:
+        for at, engine in enumerate(("local", "serial", "local")):
+            folder = tmp_path / str(at)
+            how = [*overrides, f"scale.engine={engine}"]
+            found = plan.forked(runs, "ppo_cartpole", how, 1.0, folder, 128.0)
+            assert 0 < found.mean <= 1.001 * found.quiet
+            (run,) = folder.iterdir()
+            assert "seconds" in json.loads((run / "result.json").read_text())["stop_reason"]
+    assert started.read_text().count("started") == 1
 
 
 def test_what_was_measured_is_kept_for_the_same_config_on_the_same_machine(cache):
@@ -845,8 +878,7 @@ def test_workers_are_measured_as_one_that_takes_turns():
 
 def test_what_workers_cost_each_other_is_measured_by_a_real_run_of_theirs(tmp_path):
     config = load_config(CARTPOLE, WORKERS)
-    here = sorted(os.sched_getaffinity(0))
-    told = alone(lambda: probe.running(config, str(tmp_path)), here, seconds=1.0)
+    told = ran(config, tmp_path, 1.0)
     assert 0 < told["update"] < 0.5
     assert told["step"] is None
     profile, ratios = a_profile(config), Ratios()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tianji.result import Result as Result
     from tianji.run import resume as resume
     from tianji.run import train as train
+    from tianji.run import warm as warm
     from tianji.trained import arrivals as arrivals
     from tianji.trained import load as load
     from tianji.trigger import register_trigger as register_trigger
@@ -23,6 +24,7 @@ __version__ = "0.5.0"
 _HOME = {
     "train": "run",
     "resume": "run",
+    "warm": "run",
     "Result": "result",
     "load": "trained",
     "arrivals": "trained",
@@ -36,7 +38,7 @@ _HOME = {
 
 __all__ = [
     "Failure", "Refusal", "Result", "arrivals", "load", "load_config", "register_algorithm",
-    "register_env", "register_trigger", "resume", "train",
+    "register_env", "register_trigger", "resume", "train", "warm",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from tianji.folder import run_folder
 from tianji.history import History
 from tianji.relax import PRESETS, Sizes
 from tianji.result import EXIT, Result
-from tianji.run import train
+from tianji.run import train, warm
 from tianji.transports.memory import Memory
 from tianji.view.status import SilentView, View, duration, human, number
 
@@ -234,13 +234,12 @@ def compare(
     )
     for preset, why in left_out.items():
         say(f"{preset} is left out: {why}")
-    total = seeds * len(configs)
     folder.mkdir(parents=True)
     # Seeds outermost: what changes on the machine meanwhile concerns all presets.
-    for seed in range(first.seed, first.seed + seeds):
-        for preset in configs:
-            done = len(comparison.entries)
-            say(f"{done + 1} of {total}: {preset}, seed {seed}{_left(comparison, total)}")
+    every = [(preset, first.seed + at) for at in range(seeds) for preset in configs]
+    with warm():
+        for at, (preset, seed) in enumerate(every):
+            say(f"{at + 1} of {len(every)}: {preset}, seed {seed}{_left(comparison, len(every))}")
             resolved = load_config(config, [*overrides, *_own(preset, config, overrides),
                                             f"seed={seed}"])  # fmt: skip
             entry = _run(preset, resolved, folder, view())
@@ -248,7 +247,7 @@ def compare(
             comparison = _with(comparison, entry, stopped)
             _write(comparison, say)
             if stopped:
-                return comparison
+                break
     return comparison
 
 

@@ -26,7 +26,7 @@ from tianji.actor import Actor
 from tianji.algorithm import Spec
 from tianji.build import Built, Topology, assemble, topology
 from tianji.channel import Channel, Inbox
-from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig
+from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig, load_config
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env, Score, TimeStep
@@ -35,7 +35,7 @@ from tianji.fault import Budget
 from tianji.machine import keep_memory, kept_waiting
 from tianji.placement import kind_of
 from tianji.role import Did, Role, State, generator
-from tianji.run import train
+from tianji.run import train, warm
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
 from tianji.types import STEPS, Array, Leaves, leaf, rollout_layout
@@ -438,13 +438,19 @@ def learning(config: Config, most_envs: int, real_steps: int | None = None) -> M
     return measure
 
 
-def running(config: Config, runs: str) -> Measurement:
-    """A real run in a folder of `runs`: seconds of an update of its learner, in its own process; of
-    the first one where several share every batch, its waiting for the others' sums included; where
+class Running:
+    """A measurement: real runs. Seconds of an update of the learner, in its own process; of the
+    first one where several share every batch, its waiting for the others' sums included; where
     workers do all in turn, from one update to the next, in their mean; None where none was made.
-    And of a step of its first actor, its waiting for a server included. Takes `seconds`."""
+    And of a step of the first actor, its waiting for a server included."""
 
-    def measure(seconds: float) -> Measured:
+    def __init__(self) -> None:
+        self._warm = warm()
+        self._warm.__enter__()  # as long as this process lives
+
+    def __call__(self, tree: dict[str, Any], folder: str, seconds: float) -> Measured:
+        """Of a config's `tree`, in a `folder`."""
+        config = load_config(tree)
         stop = config.stop  # an end that schedules know of stays one, and is never reached
         steps, updates = (None if end is None else FAR for end in (stop.steps, stop.updates))
         bounded = dataclasses.replace(
@@ -452,14 +458,12 @@ def running(config: Config, runs: str) -> Measurement:
             stop=StopConfig(seconds=seconds, steps=steps, updates=updates),
             checkpoint=CheckpointConfig(store="never", seconds=math.inf),
         )
-        folder = Path(train(bounded, runs=runs).run_dir)
-        tracks = {track.host: track for track in trace.read(folder)}
+        run = Path(train(bounded, runs=folder).run_dir)
+        tracks = {track.host: track for track in trace.read(run)}
         if workers := [track for track in tracks.values() if kind_of(track.host) == "worker"]:
             return {"update": _traced_rounds(workers), "step": None}
         update, step = _traced_update(tracks["learner"]), _traced_step(tracks["actor-0"])
         return {"update": update, "step": step}
-
-    return measure
 
 
 def _traced_update(track: trace.Track) -> float | None:

@@ -19,7 +19,7 @@ from tianji.errors import Refusal
 from tianji.machine import core_order
 from tianji.machine import cores as cores_here
 from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, different, predict, search
-from tianji.probe import Measured, Measurement, Probe, acting, alone, channel, learning, running
+from tianji.probe import Measured, Measurement, Probe, Running, acting, alone, channel, learning
 from tianji.profile import UNSTEADY, Profile, facts, subject
 from tianji.ratios import LONG, Again, Beside, Ratios, over, usual
 from tianji.shape import begins, possible, see, task_of_all, template, without_warmup
@@ -150,11 +150,6 @@ class _Asked:
         warmup = getattr(self.sooner.algorithm, "warmup", 0)
         first = collecting * max(1.0, warmup / self.task.rows)
         return max(2.0, first + 4 * max(update, collecting))
-
-    def run(self, config: Config, seconds: float) -> Measured:
-        """A real run, which has the whole machine."""
-        with tempfile.TemporaryDirectory() as runs:
-            return alone(lambda: running(config, runs), self.cores, seconds=seconds)
 
 
 class _Acted(NamedTuple):
@@ -401,6 +396,8 @@ class _Comparing:
         """what was found so far"""
         self._collecting = asked.collecting(acted)
         """seconds in which one actor collects what an update follows"""
+        self._runner: Probe | None = None
+        """who makes real runs, once there was one"""
         self._possibles: dict[Choice, bool] = {}
         """whether a run would begin, by how it is spread, as far as was asked"""
 
@@ -578,7 +575,7 @@ class _Comparing:
         ratios = self.ratios
 
         def do() -> bool:
-            told, base = self._again.beside(lambda: self._asked.run(run, seconds))
+            told, base = self._again.beside(lambda: self._run(run, seconds))
             if told["update"] is None:
                 return False
             found: dict[int, list[Beside]] = getattr(ratios, kind)
@@ -589,6 +586,13 @@ class _Comparing:
             return True
 
         return _Job(what, kind, key, seconds + START + making, do)
+
+    def _run(self, config: Config, seconds: float) -> Measured:
+        """A real run, which has the whole machine."""
+        if self._runner is None:
+            self._runner = self._probes.enter_context(Probe(Running, self._asked.cores))
+        with tempfile.TemporaryDirectory() as folder:
+            return self._runner.ask(tree=config.tree(), folder=folder, seconds=seconds)
 
     def _beside(self) -> list[_Job]:
         """How much longer acting and learning take when so many cores are busy: a learner on the

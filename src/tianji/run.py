@@ -63,6 +63,8 @@ SCORES = {"return", "win_rate"}
 """stop conditions that are no counts: doubling them would not put the end off"""
 RESCUE = 3.0
 """seconds in which a learner must come to rest after another role's failure, to be saved"""
+_spare: list[ForkServer] | None = None
+"""what hosts were forked from and others may be; None: it ends with each run"""
 
 
 def train(
@@ -186,8 +188,36 @@ def _server(
             'scale.engine = "local" needs Linux: its processes share anonymous memory, which this '
             'system does not have. Set scale.engine = "serial".'
         )
-    with contextlib.closing(ForkServer()) as server:
+    server = _spare.pop() if _spare else ForkServer()
+    if not server.fits():
+        server.close()
+        server = ForkServer()
+    try:
         yield server
+    finally:
+        if _spare is None:
+            server.close()
+        else:
+            server.keep()
+            _spare.append(server)
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[None]:
+    """Meanwhile every run of this process but the first begins sooner: the process that hosts are
+    forked from, whose imports take a second or more, is kept from one to the next."""
+    global _spare
+    if _spare is not None:
+        yield
+        return
+    kept: list[ForkServer] = []
+    _spare = kept
+    try:
+        yield
+    finally:
+        _spare = None
+        for server in kept:
+            server.close()
 
 
 class _Engines:

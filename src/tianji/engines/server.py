@@ -22,6 +22,7 @@ class ForkServer:
     """The process, and the line to it. It ends with this process, however that ends."""
 
     def __init__(self) -> None:
+        self.keep()
         # Every lane takes a few descriptors, and the usual limit is for programs with few files.
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
@@ -37,6 +38,15 @@ class ForkServer:
         )
         theirs.close()
 
+    def keep(self) -> None:
+        """It may be of use again, as long as nobody changes what is around it. What was changed
+        until now does not count: imports of a run do that, too."""
+        self._surroundings = _surroundings()
+
+    def fits(self) -> bool:
+        """Would one that is started now do what this one does?"""
+        return self.process.poll() is None and self._surroundings == _surroundings()
+
     def close(self) -> None:
         self.line.close()
         try:
@@ -45,3 +55,8 @@ class ForkServer:
             self.process.kill()
             self.process.wait()
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
+
+
+def _surroundings() -> tuple[object, ...]:
+    """What a process takes over from the one that starts it, and what hosts go by."""
+    return list(sys.path), dict(os.environ), os.getcwd()
