@@ -400,7 +400,7 @@ def trace() -> str:
 def planned() -> str:
     """What plans predicted, and what runs then did."""
     rows = [
-        "| config | plan | predicted, new steps/s | measured | error | rounds | of the best run |",
+        "| config | plan | predicted, new steps/s | measured | error | rounds | of the best |",
         "|---|---|---|---|---|---|---|",
     ]
     told = set()
