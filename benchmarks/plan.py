@@ -8,17 +8,18 @@ that changes nothing of what is learnt (replay: with the envs that are best for 
 of these, interleaved with further profiles: in each round --turns of every way, in turn. As the
 machine's own speed drifts, a round's runs are compared with the prediction of the profile just
 before them; the median over rounds counts. What the plan's way reached of the best is told by the
-quickest second of each, in all rounds: where others use the machine, too, a core that they disturb
-is slower by a third for seconds to minutes, and ways that do the same would seem to differ by as
-much. --add makes further rounds, at another time, of the same ways. Where there are more ways than
---most, half of those that are run are predicted to be best, and the others are spread from there to
-the worst. With --sweep S every single way is run before, for S seconds, in random order; then again
-the better third, and so on until --most are left; rounds are made of the best of them and of the
-plan's. --add goes on with a sweep that --limit cut. New steps are those that updates follow; the
-share of rows that are steps, which grows with the length of episodes, is the profile's. The bars
-are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of
-the best. Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and
-each round, and docs/plan.svg, which --draw alone draws again.
+quickest second of each in all rounds, or by whole runs of few updates: where others use the
+machine, too, a core that they disturb is slower by a third for seconds to minutes, and ways that do
+the same would seem to differ by as much. --add makes further rounds, at another time, of the same
+ways. Where there are more ways than --most, half of those that are run are predicted to be best,
+and the others are spread from there to the worst. With --sweep S every single way is run before,
+for S seconds, in random order; then again the better third, and so on until --most are left; rounds
+are made of the best of them and of the plan's. --add goes on with a sweep that --limit cut. New
+steps are those that updates follow; the share of rows that are steps, which grows with the length
+of episodes, is the profile's. The bars are an error of at most 15 % for each plan and of 8 % in the
+median, and a plan that reaches 0.95 of the best. Results:
+benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and each round, and
+docs/plan.svg, which --draw alone draws again.
 """
 
 import os
@@ -152,12 +153,12 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
     end = time.monotonic() + arguments.limit
     with tempfile.TemporaryDirectory() as folder, runner() as runs:
         one = partial(run, runs, name, more, folder=Path(folder))
-        if arguments.sweep and not (case["sweep"] and is_whole(case["sweep"], arguments.most)):
-            if case["ways"]:
-                sys.exit(f"rounds of {name} were made without a sweep: leave --add or --sweep out")
+        if arguments.sweep and case["ways"] and not case["sweep"]:
+            sys.exit(f"rounds of {name} were made without a sweep: leave --add or --sweep out")
+        if arguments.sweep and not case["ways"]:
             yield from swept(config, case, one, arguments, end)
         begun = time.monotonic()
-        if not is_whole(case["sweep"], arguments.most) or begun > end:
+        if begun > end or (not case["ways"] and not is_whole(case["sweep"], arguments.most)):
             return
         for round in range(1, arguments.rounds + 1):
             found = profiler.measure(config)
@@ -250,6 +251,9 @@ def earlier(name: str, more: list[str]) -> dict[str, Any]:
     for key in ("cpu", "cores", "torch"):
         if there[key] != here[key]:
             sys.exit(f"{path.name}: {key} was {there[key]}, here it is {here[key]}")
+    if any("quiet" not in way for way in case["ways"]):
+        sys.exit(f"{path.name} does not tell what its ways made in their quickest second, so that "
+                 f"nothing can be added: leave --add out")  # fmt: skip
     if case["overrides"] != more:
         sys.exit(f"{path.name} is of a config with {case['overrides']}: repeat them after --")
     return case

@@ -28,7 +28,8 @@ class Speed(NamedTuple):
 
     mean: float
     quiet: float
-    """in its quickest second: a machine that others use, too, may have been theirs in all others"""
+    """in its quickest second, or as a whole where it makes few updates: a machine that others use,
+    too, may have been theirs in all others"""
 
 
 def spread(choice: Choice) -> list[str]:
@@ -56,7 +57,7 @@ def timed(
 
 def runner() -> Probe:
     """A process that makes runs, one after the other: nothing is imported twice."""
-    return Probe(Runs, sorted(os.sched_getaffinity(0)))
+    return Probe(Runs, sorted(os.sched_getaffinity(0)), patience=900.0)
 
 
 class Runs:

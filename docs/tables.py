@@ -418,7 +418,8 @@ def planned() -> str:
         )
         told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
     note = [
-        "Each column is a median of its own, so that an error is not the quotient of two others."
+        "What is predicted, what is measured and the error are medians of their own, so that an "
+        "error is not the quotient of the others."
     ]
     return "\n".join([*rows, "", *note, "", *sorted(told)]) + "\n"
 

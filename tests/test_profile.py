@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -309,7 +310,8 @@ class Told:
 
     def end(self):
         value = self.values.pop(0)
-        return {self.key: value, "slices": [value] * probe.SLICES}
+        slices = value if isinstance(value, list) else [value] * probe.SLICES
+        return {self.key: statistics.median(slices), "slices": slices}
 
     def ready(self):
         pass
@@ -329,6 +331,16 @@ def test_a_machine_that_becomes_slower_slows_nobody_by_itself():
     assert over(one.act for one in found) == pytest.approx(1.0)
     assert again.learn == pytest.approx(0.15)
     assert again.act == pytest.approx(0.15)
+
+
+def test_a_step_alone_and_one_beside_others_are_told_alike():
+    """A core that neighbours slow for a fifth of the time is slow in both."""
+    slices = [0.1, 0.1, 0.1, 0.1, 0.15]
+    learner = Told("learn", *[0.1] * 4)
+    again = Again(learner, Told("step", *[slices] * 4), [0], 0.1)
+    found = again.slowed([], 0.0)
+    assert over(one.act for one in found) == pytest.approx(1.0)
+    assert again.act == pytest.approx(0.11)
 
 
 def test_the_slowest_of_several_actors_is_told_over_their_mean():
@@ -1000,8 +1012,11 @@ def test_a_profile_that_is_ended_leaves_nothing_behind(tmp_path, number):
         for line in process.stderr:
             if "a learner of its own" in line:
                 break
-        time.sleep(2.0)  # its run is under way
-        assert os.listdir(folders["TMPDIR"])
+        deadline = time.monotonic() + 20
+        while not os.listdir(folders["TMPDIR"]):
+            assert time.monotonic() < deadline, process.kill()
+            time.sleep(0.1)
+        time.sleep(0.5)  # its run is under way
         process.send_signal(number)
         process.wait(20)
     assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]

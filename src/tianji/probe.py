@@ -62,8 +62,14 @@ NO_ROLLOUT = Did(waits="actor")
 class Probe:
     """A process that measures when it is asked to, on cores of its own."""
 
-    def __init__(self, prepare: Callable[[], Measurement], cores: Sequence[int]) -> None:
-        """`prepare` is called there; `ready` waits until it has ended."""
+    def __init__(
+        self,
+        prepare: Callable[[], Measurement],
+        cores: Sequence[int],
+        patience: float = PATIENCE,
+    ) -> None:
+        """`prepare` is called there; `ready` waits until it has ended. Nothing that is asked takes
+        longer than `patience` seconds."""
         down, up = os.pipe(), os.pipe()
         parent = os.getpid()
         sys.stdout.flush()
@@ -76,7 +82,7 @@ class Probe:
         os.close(down[0])
         os.close(up[1])
         self._down, self._up = down[1], up[0]
-        self._said = b""
+        self._said, self._patience = b"", patience
         self._is_ready = False
 
     def __enter__(self) -> Probe:
@@ -119,13 +125,13 @@ class Probe:
 
     def _line(self) -> bytes:
         """What it says next; raises what it failed with."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self._patience
         while b"\n" not in self._said:
             left = end - time.monotonic()
             if left <= 0:
                 raise Failure(
-                    f"a measurement that was to take seconds has not ended after {PATIENCE:.0f} s, "
-                    f"so there is no profile. Does the env hang?"
+                    f"a measurement that was to take seconds has not ended after "
+                    f"{self._patience:.0f} s, so there is no profile. Does the env hang?"
                 )
             if not _readable(self._up, left):
                 continue

@@ -206,7 +206,7 @@ class Again:
         return float(self._learner.ask(cores=where, seconds=self.SECONDS)["learn"])
 
     def _ask_actor(self, seconds: float = SECONDS) -> float:
-        return float(self._actor.ask(seconds=seconds)["step"])
+        return usual(self._actor.ask(seconds=seconds)["slices"])
 
 
 def behind(slices: Array, window: int) -> float:

@@ -188,18 +188,26 @@ def _server(
             'scale.engine = "local" needs Linux: its processes share anonymous memory, which this '
             'system does not have. Set scale.engine = "serial".'
         )
-    server = _spare.pop() if _spare else ForkServer()
-    if not server.fits():
-        server.close()
-        server = ForkServer()
     try:
+        server = (_spare or []).pop()
+    except IndexError:  # asked beforehand, another thread could take it in between
+        server = ForkServer()
+    whole = False
+    try:
+        if not server.fits():
+            server.close()
+            server = ForkServer()
         yield server
+        whole = True
+    except Exception:
+        whole = True
+        raise
     finally:
-        if _spare is None:
+        if _spare is None or not whole:  # cut off, it may have something to say to this run still
             server.close()
         else:
-            server.keep()
             _spare.append(server)
+            server.keep()
 
 
 @contextlib.contextmanager

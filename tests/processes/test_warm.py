@@ -1,9 +1,9 @@
 """Runs of one process that share what their hosts are forked from."""
 
-import contextlib
 import os
 import select
 import signal
+import threading
 
 import pytest
 from local_runs import LOCAL, PPO, belongings, fault, parent, train
@@ -64,29 +64,49 @@ def test_what_hosts_are_forked_from_is_not_kept_where_it_would_not_be_the_same(
         train(PPO, tmp_path, *SHORT)
         assert len(started) == 2, "hosts would not have seen it"
         assert started[0].process.poll() is not None
+        here = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, sorted(here)[:1])
+        try:
+            train(PPO, tmp_path, *SHORT, "scale.pin=false")
+        finally:
+            os.sched_setaffinity(0, here)
+        assert len(started) == 3, "hosts would have run on other cores"
         monkeypatch.syspath_prepend(str(tmp_path))
         train(PPO, tmp_path, *SHORT)
-        assert len(started) == 3
-        os.kill(started[2].process.pid, signal.SIGKILL)
-        started[2].process.wait()
-        train(PPO, tmp_path, *SHORT)
         assert len(started) == 4
+        os.kill(started[3].process.pid, signal.SIGKILL)
+        started[3].process.wait()
+        train(PPO, tmp_path, *SHORT)
+        assert len(started) == 5
+
+
+def test_another_thread_starts_its_own(started, tmp_path):
+    """What it starts is killed when it ends."""
+    with tianji.warm():
+        thread = threading.Thread(target=lambda: train(PPO, tmp_path, *SHORT))
+        thread.start()
+        thread.join()
+        train(PPO, tmp_path, *SHORT)
+        assert len(started) == 2
 
 
 def test_the_processes_end_with_the_program_that_keeps_them(tmp_path):
     down, up = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(tianji.warm())
-            train(PPO, tmp_path, *SHORT)
-            os.write(up, str(run._spare[0].process.pid).encode())
-            signal.pause()
+        try:
+            with tianji.warm():
+                train(PPO, tmp_path, *SHORT)
+                os.write(up, str(run._spare[0].process.pid).encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(up)
     server = int(os.read(down, 20))
     assert parent(server) == pid
     fd = os.pidfd_open(server)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert select.select([fd], [], [], 5.0)[0], "it outlived the program"
-    for each in (down, up, fd):
+    for each in (down, fd):
         os.close(each)

@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 
 GRACE = 5.0
 """seconds that it has to end before it is killed"""
@@ -58,5 +59,11 @@ class ForkServer:
 
 
 def _surroundings() -> tuple[object, ...]:
-    """What a process takes over from the one that starts it, and what hosts go by."""
-    return list(sys.path), dict(os.environ), os.getcwd()
+    """What a process takes over from the one that starts it and hosts go by; and who that is, as it
+    ends with the thread that started it."""
+    try:
+        where = os.getcwd()
+    except OSError:  # it was removed
+        where = ""
+    me = os.getpid(), threading.get_native_id()
+    return list(sys.path), dict(os.environ), where, os.sched_getaffinity(0), me
