@@ -19,7 +19,10 @@ SKIP = 0.35
 """share of a run, at its beginning, that does not count"""
 WINDOW, LEAST = 1.0, 16
 """seconds and updates of a part of a run, at least"""
-BARE = ("stop.return=1e9", "stop.steps=1_000_000_000", "checkpoint.seconds=inf", "eval.every=0")
+BARE = (
+    "stop.return=1e9", "stop.steps=1_000_000_000", "checkpoint.seconds=inf",
+    "checkpoint.store=never", "eval.every=0",
+)  # fmt: skip
 """overrides of a run that ends by the clock and does nothing beside"""
 
 

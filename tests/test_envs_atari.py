@@ -12,7 +12,7 @@ from tianji import frames
 from tianji.actor import FRAMES
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
-from tianji.build import build
+from tianji.build import build, topologies
 from tianji.config import ScaleConfig, load_config
 from tianji.env import Halves, Restorable, make_env
 from tianji.errors import Refusal
@@ -334,6 +334,15 @@ def test_the_config_hands_threads_and_halves_to_the_game():
     built = build(config)
     assert [part.vector.num_envs for part in built.actors[0]._env._parts] == [2, 2]
     built.close()
+
+
+@pytest.mark.parametrize("look", [build, topologies])
+def test_one_game_has_no_halves(look):
+    config = load_config(tree(halves=True, envs_per_actor=1))
+    with pytest.raises(Refusal, match="one env has no halves"):
+        look(config)
+    (joined,) = topologies(load_config(tree(halves=True, envs_per_actor=2)))
+    assert joined.spec.envs == 2
 
 
 def test_what_was_learnt_is_evaluated_and_shown_in_the_same_game(tmp_path):

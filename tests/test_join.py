@@ -590,6 +590,21 @@ def test_one_evaluator_serves_all_groups():
     assert [joined.evaluates for joined in topologies(config, toy("Chain"))] == [True, False]
 
 
+def test_the_env_to_look_at_is_one_and_closed_where_roles_make_their_own():
+    made, closed = [], []
+
+    def make(num_envs):
+        env = toy("Chain")(num_envs)
+        env.close = lambda: closed.append(num_envs)
+        made.append(num_envs)
+        return env
+
+    config = groups_of(SMALL_PPO, 2)[0].config
+    joined = topologies(config, make)
+    assert made == closed == [1], "some envs take long to make"
+    assert [(one.spec.envs, one.spare) for one in joined] == [(4, []), (4, [])]
+
+
 def drive(roles, updates):
     """Until the last of them has made so many."""
     while roles[-1].version < updates:

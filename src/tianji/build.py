@@ -63,6 +63,11 @@ MakeEnv = Callable[[int], Env]
 def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
     """What the algorithm is told, with the derived sizes; refuses what it cannot work with."""
     scale, stop = config.scale, config.stop
+    if scale.halves and scale.envs_per_actor < 2:
+        raise Refusal(
+            "scale.halves = true cannot be: one env has no halves. Set scale.halves = false, or "
+            "scale.envs_per_actor to 2 or more."
+        )
     spec = Spec(
         env=env,
         network=config.network,
@@ -692,8 +697,6 @@ def check_halves(config: Config, env: Env) -> None:
     why = None
     if not isinstance(env, Halves):
         why = f"{env.spec.id} steps all of its envs at once"
-    elif env.num_envs < 2:
-        why = "one env has no halves"
     elif config.relax.send_when is not None:
         why = "relax.send_when looks at rows that all envs have made"
     elif config.relax.infer == "server" or config.scale.relax == "seed":
@@ -707,31 +710,37 @@ def check_halves(config: Config, env: Env) -> None:
 
 def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:
     """`make(num_envs)` makes envs, by default as the config says; without a `spec`, an env is made
-    to look at."""
-    scale = config.scale
-    make = make or (
-        lambda num_envs: config.env.make(num_envs, False, scale.env_threads, scale.halves)
-    )
-    spare = []
+    to look at, which is then the first actor's."""
+    make, spare = make or _makes(config), []
     if spec is None:
-        spare = [make(scale.envs_per_actor)]
-        check_halves(config, spare[0])
-        spec = make_spec(config, spare[0].spec)
+        spare = [make(config.scale.envs_per_actor)]
+        spec = _seen(config, spare[0])
     joined = Topology(config, spec, make, spare)
     joined.check_memory()
     return joined
 
 
-def topologies(
-    config: Config, make: MakeEnv | None = None, spec: Spec | None = None
-) -> list[Topology]:
-    """One for each group; an env that was made to look at is the first one's."""
-    first = topology(config, make, spec)
+def topologies(config: Config, make: MakeEnv | None = None) -> list[Topology]:
+    """One for each group, of roles that other processes make: the env to look at is a small one,
+    as envs may take long to make, and is closed."""
+    make = make or _makes(config)
+    with contextlib.closing(make(1 + config.scale.halves)) as env:
+        first = topology(config, make, _seen(config, env))
     others = (
-        Topology(config, dataclasses.replace(first.spec, group=group), first.make)
+        Topology(config, dataclasses.replace(first.spec, group=group), make)
         for group in range(1, first.spec.groups)
     )
     return [first, *others]
+
+
+def _makes(config: Config) -> MakeEnv:
+    threads, halves = config.scale.env_threads, config.scale.halves
+    return lambda num_envs: config.env.make(num_envs, False, threads, halves)
+
+
+def _seen(config: Config, env: Env) -> Spec:
+    check_halves(config, env)
+    return make_spec(config, env.spec)
 
 
 @dataclass

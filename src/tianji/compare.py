@@ -327,11 +327,8 @@ def _apart(overrides: Sequence[str]) -> list[str]:
 
 def _look(config: Config) -> None:
     """Can it be built? What cannot be is refused here, before anything is started."""
-    with contextlib.ExitStack() as closing:
-        transport = closing.enter_context(contextlib.closing(Memory()))
+    with contextlib.closing(Memory()) as transport:
         for joined in topologies(config):
-            for env in joined.spare:
-                closing.callback(env.close)
             joined.store(transport)
 
 

@@ -71,11 +71,6 @@ def see(config: Config) -> Seen:
 
 def join(config: Config, env: EnvSpec) -> Topology:
     """The roles of a run, as they would be joined; refuses what a run would refuse."""
-    if config.scale.halves and config.scale.envs_per_actor < 2:
-        raise Refusal(
-            "scale.halves = true cannot be: one env has no halves. Set scale.halves = false, or "
-            "scale.envs_per_actor to 2 or more."
-        )
     joined = Topology(config, make_spec(config, env), lambda envs: config.env.make(envs))
     joined.check_memory()
     if joined.spec.learners > 1:

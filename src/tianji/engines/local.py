@@ -86,8 +86,6 @@ class LocalEngine:
             self._groups = topologies(config)
             self.topology = self._groups[0]
             self._counts = [dict.fromkeys(COUNTED, 0) for _ in self._groups]
-            for env in self.topology.spare:
-                env.close()
             self._transport = self._open()
         except BaseException:
             self.close()
