@@ -13,6 +13,7 @@ PURE = {"balance", "trigger", "relax"}
 PARTS = {
     "store", "returns", "optim", "networks", "distributions", "moments", "frames", "gradients",
     "sumtree", "prioritized", "recurrent", "actor_critic", "corrections", "episodes", "recorded",
+    "sight", "columns",
 }  # fmt: skip
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tianji.actor_critic import Each, fold
 from tianji.algorithm import Network
 from tianji.algorithms.a2c import A2C
 from tianji.algorithms.appo import APPO
@@ -14,6 +13,7 @@ from tianji.algorithms.impala import IMPALA
 from tianji.algorithms.mappo import MAPPO
 from tianji.algorithms.ppo import PPO
 from tianji.build import build, make_spec
+from tianji.columns import Each, fold
 from tianji.config import ScaleConfig
 from tianji.driver import Serial
 from tianji.env import make_env

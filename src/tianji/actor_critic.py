@@ -29,27 +29,22 @@ from tianji.algorithm import (
     Positive,
     Spec,
 )
+from tianji.columns import Each, ask, chunked, fold, initialise, make_modules, unroll
 from tianji.corrections import Estimate, Steps
-from tianji.distributions import Distribution, distribution
+from tianji.distributions import distribution
 from tianji.env import Continuous
 from tianji.errors import Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
-from tianji.recurrent import NumpyRecurrent, Recurrent
+from tianji.recurrent import NumpyRecurrent
 from tianji.role import State, generator, generator_state, load_generator_state
+from tianji.sight import Sight, normalised
 from tianji.store import Fresh
-from tianji.types import GAP, SEQ, Array, Layout, Leaf, Leaves, Params, Rollout, leaf
+from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, leaf
 
-Shapes = dict[str, tuple[int, ...]]
 Batch = dict[str, Tensor]
 """columns by name, [rows, ...] each; with a memory also "obs" [T, n, ...], "restart" and "where"
 [T, n], and "memory" [n, H], the state before row 0"""
-
-FAR = 10.0
-"""normalised observations and rewards are cut at this many standard deviations"""
-
-CHUNK = 4096
-"""rows whose values are computed at once"""
 
 MEMORY = "memory"
 """leaf of the recurrent state"""
@@ -210,7 +205,7 @@ def _check_observation(hyper: OnPolicy, spec: Spec) -> None:
             f'network.recurrent = "{spec.network.recurrent}" has none, so it would do nothing. Set '
             f'network.precision = "float32".'
         )
-    picture = Sight(hyper, spec).picture
+    picture = _sight(hyper, spec).picture
     if picture and spec.network.recurrent != "none":
         raise Refusal(
             f'network.recurrent = "{spec.network.recurrent}" has no convolutions, and {env.id} '
@@ -224,141 +219,9 @@ def _check_observation(hyper: OnPolicy, spec: Spec) -> None:
         )
 
 
-class Sight:
-    """What networks see of an observation, for the actor and the learner alike."""
-
-    def __init__(self, hyper: OnPolicy, spec: Spec) -> None:
-        observation, network = spec.env.observation, spec.network
-        obs = observation["obs"]
-        self.agents = len(spec.env.agents)
-        """0: there is no axis for them"""
-        self.columns = max(1, self.agents)
-        self.own = leaf(obs.shape[1:], obs.dtype) if self.agents else obs
-        """what one agent observes"""
-        self.picture = networks.kind(network, self.own) == "cnn"
-        self.memory = network.memory if network.recurrent == "gru" else 0
-        """width of the recurrent state; 0: there is none"""
-        self.separate = self.agents > 1 and not hyper.ways.share
-        self._ids = self.agents > 1 and not self.separate and not self.picture
-        self._flat = self._ids or self.memory > 0
-        self.normalises = hyper.normalise_observation
-        width = int(np.prod(self.own.shape)) + self.agents * self._ids
-        self.leaf = leaf((width,), np.float32) if self._flat else self.own
-        """what a policy network takes in"""
-        self.state = observation.get("state")
-        self.critic: Leaf | None = None
-        """what a central value network takes in"""
-        if hyper.ways.central and not self.picture:
-            own = int(np.prod(self.own.shape))
-            state = own * (self.columns - 1) if self.state is None else np.prod(self.state.shape)
-            self.critic = leaf((own + int(state) + self.agents * (self.agents > 1),), np.float32)
-
-    def shapes(self) -> Shapes:
-        """What a snapshot holds beside the networks."""
-        return {"obs.mean": self.own.shape, "obs.scale": self.own.shape} if self.normalises else {}
-
-    def scaled(self, obs: Array, scales: Mapping[str, Array]) -> Array:
-        if not self.normalises:
-            return obs
-        return _normalised(obs, scales["obs.mean"], scales["obs.scale"])
-
-    def seen(self, scaled: Array) -> Array:
-        """What a policy network takes in, of observations [..., N, *own] of N columns."""
-        if not self._flat:
-            return scaled
-        lead = scaled.shape[: scaled.ndim - len(self.own.shape)]
-        x = _floats(scaled).reshape(*lead, -1)
-        return np.concatenate([x, self._which(lead)], -1) if self._ids else x
-
-    def central(self, scaled: Array, state: Array | None) -> Array:
-        """What a central value network takes in: the state and what the agent observes, or what all
-        do, and which agent it is. Observations are [R, N, *own], states [R, N / A, ...]."""
-        R, N = scaled.shape[:2]
-        x, A = _floats(scaled).reshape(R, N, -1), self.columns
-        if state is None:
-            parts = [np.repeat(x.reshape(R, N // A, -1), A, axis=1)]
-        else:
-            parts = [x, np.repeat(_floats(state).reshape(R, N // A, -1), A, axis=1)]
-        if self.agents > 1:
-            parts.append(self._which((R, N)))
-        return np.concatenate(parts, -1)
-
-    def _which(self, lead: tuple[int, ...]) -> Array:
-        """[..., N, A]: 1 for the agent whose column it is."""
-        which = np.tile(np.eye(self.agents, dtype=np.float32), (lead[-1] // self.agents, 1))
-        return np.broadcast_to(which, (*lead, self.agents))
-
-
-def _floats(x: Array) -> Array:
-    if x.dtype == np.float32:
-        return x
-    return x.astype(np.float32) * np.float32(networks.BYTE if x.dtype == np.uint8 else 1.0)
-
-
-def _normalised(x: Array, mean: Array | np.float32, scale: Array) -> Array:
-    return np.clip((x - mean) * scale, -FAR, FAR, dtype=np.float32)  # type: ignore[no-any-return]
-
-
-class Each(nn.ModuleList):
-    """A network for each agent; its columns are given to it alone."""
-
-    def forward(self, x: Tensor, agent: Tensor) -> Tensor:
-        """Rows [n, ...] to [n, outputs]; `agent` [n] says whose they are."""
-        whose = [(module, agent == i) for i, module in enumerate(self)]
-        answers = [module(x[mine]) for module, mine in whose if mine.any()]
-        return _in_order(torch.cat(answers), agent, 0)
-
-    def unroll(self, x: Tensor, state: Tensor, restart: Tensor, agent: Tensor) -> Tensor:
-        """Sequences [T, n, ...] to [T, n, outputs]."""
-        whose = [(module, agent == i) for i, module in enumerate(self)]
-        answers = [
-            module(x[:, mine], state[mine], restart[:, mine])[0]
-            for module, mine in whose
-            if mine.any()
-        ]
-        return _in_order(torch.cat(answers, 1), agent, 1)
-
-
-def _in_order(answers: Tensor, agent: Tensor, dim: int) -> Tensor:
-    """Answers agent by agent, in the places of those whose they are."""
-    return answers.index_select(dim, agent.argsort(stable=True).argsort())
-
-
-def _modules(spec: Spec, sight: Sight, over: Distribution) -> dict[str, nn.Module]:
-    """The policy network and, where the policy's own does not give it, the value network."""
-    built = [_one_of_each(spec, sight, over) for _ in range(sight.columns if sight.separate else 1)]
-    if not sight.separate:
-        return built[0]
-    return {name: Each(modules[name] for modules in built) for name in built[0]}
-
-
-def _one_of_each(spec: Spec, sight: Sight, over: Distribution) -> dict[str, nn.Module]:
-    central = sight.critic
-    if sight.memory:
-        outputs = over.width + (central is None)  # the last one is the value
-        modules: dict[str, nn.Module] = {
-            "policy": Recurrent(sight.leaf.shape[0], sight.memory, outputs)
-        }
-    elif central is not None:
-        modules = {"policy": networks.build(spec.network, sight.leaf, over.width)[0]}
-    else:
-        policy, value = networks.build(spec.network, sight.leaf, over.width, 1)
-        return {"policy": policy, "value": value}
-    if central is not None:
-        modules["value"] = networks.build(spec.network, central, 1)[0]
-    return modules
-
-
-def _initialise(modules: Mapping[str, nn.Module], width: int, rng: np.random.Generator) -> None:
-    """Nearly equal probabilities for all actions, and values near 0."""
-    for name, module in modules.items():
-        for one in module if isinstance(module, Each) else [module]:
-            if isinstance(one, Recurrent):
-                one.initialise(rng, last=0.01)
-                with torch.no_grad():
-                    one.head.weight[width:] *= 100.0
-            else:
-                networks.initialise(one, rng, 2**0.5, last=0.01 if name == "policy" else 1.0)
+def _sight(hyper: OnPolicy, spec: Spec) -> Sight:
+    share, central = hyper.ways.share, hyper.ways.central
+    return Sight(spec, share=share, central=central, normalises=hyper.normalise_observation)
 
 
 class Policy:
@@ -366,8 +229,8 @@ class Policy:
 
     def __init__(self, hyper: OnPolicy, spec: Spec) -> None:
         self._over = distribution(spec.env.action)
-        self._sight = sight = Sight(hyper, spec)
-        module = _modules(spec, sight, self._over)["policy"]
+        self._sight = sight = _sight(hyper, spec)
+        module = make_modules(spec, sight, self._over)["policy"]
         names = [f"policy.{i}" for i in range(sight.agents)] if sight.separate else ["policy"]
         parts = list(module) if isinstance(module, Each) else [module]
         self._memories = [NumpyRecurrent(name) for name in names] if sight.memory else []
@@ -448,9 +311,9 @@ class Trainer:
     def __init__(self, hyper: OnPolicy, spec: Spec) -> None:
         self._hyper, self._spec, self._ways = hyper, spec, hyper.ways
         self._over = distribution(spec.env.action)
-        self._sight = Sight(hyper, spec)
-        modules = _modules(spec, self._sight, self._over)
-        _initialise(modules, self._over.width, generator(spec.seed, "init"))
+        self._sight = _sight(hyper, spec)
+        modules = make_modules(spec, self._sight, self._over)
+        initialise(modules, self._over.width, generator(spec.seed, "init"))
         shapes = networks.shapes({"policy": modules["policy"]})
         self._extra: dict[str, Tensor] = {}
         if self._over.shapes:
@@ -632,16 +495,16 @@ class Trainer:
         obs, agent = batch["obs"], batch.get("agent")
         if self._sight.memory:
             columns = batch.get("column_agent")
-            unrolled = _unroll(self._policy, obs, batch[MEMORY], batch["restart"], columns)
+            unrolled = unroll(self._policy, obs, batch[MEMORY], batch["restart"], columns)
             output = unrolled[batch["where"]]
         elif agent is None and self._value is not None and "critic" not in batch:
             output, value = networks.together(obs, self._policy, self._value)
             return output, value.squeeze(-1)
         else:
-            output = _ask(self._policy, obs, agent)
+            output = ask(self._policy, obs, agent)
         if self._value is None:
             return output[:, :-1], output[:, -1]
-        return output, _ask(self._value, batch.get("critic", obs), agent).squeeze(-1)
+        return output, ask(self._value, batch.get("critic", obs), agent).squeeze(-1)
 
     def _epochs(self, batch: Batch, rate: float) -> Metrics:
         """All optimizer steps of an update; what the last pass over the batch was like."""
@@ -706,7 +569,7 @@ class Trainer:
             if state is not None and "state" in self._moments:
                 self._observed["state"].append(state[:-1][part.valid])
                 moments = self._moments["state"]
-                state = _normalised(state, moments.mean.astype(np.float32), moments.scale())
+                state = normalised(state, moments.mean.astype(np.float32), moments.scale())
         scaled = sight.scaled(obs, self._scales())
         mask = folded.observation.get("mask")
         agent = restart = memory = None
@@ -734,7 +597,7 @@ class Trainer:
                 output, values = unrolled[..., :-1], unrolled[..., -1]
             else:
                 x = seen.obs if seen.critic is None else seen.critic
-                values = _chunked(self._value, x, seen.agent).view(lead)
+                values = chunked(self._value, x, seen.agent).view(lead)
         value: Array = values.cpu().numpy()
         if self._ways.normalise_value:
             moments = self._moments["value"]
@@ -746,8 +609,8 @@ class Trainer:
         obs = seen.obs[:rows]
         with torch.no_grad():
             if seen.memory is not None and seen.restart is not None:
-                return _unroll(network, obs, seen.memory, seen.restart[:rows], seen.agent)
-            return _chunked(network, obs, seen.agent)
+                return unroll(network, obs, seen.memory, seen.restart[:rows], seen.agent)
+            return chunked(network, obs, seen.agent)
 
     def _log_prob(
         self,
@@ -854,68 +717,14 @@ class Trainer:
             part.reward, ended, self._running[part.source], self._hyper.gamma
         )
         moments.update(running[part.valid])
-        return _normalised(part.reward, np.float32(0.0), scale)
+        return normalised(part.reward, np.float32(0.0), scale)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._spec.device)
 
 
-def fold(part: Rollout, agents: int) -> Rollout:
-    """A rollout with a column for each agent of an env, [T, B * A, ...]; 0 agents: as it is.
-
-    A team's reward is each agent's, and an episode ends for all. Estimates go on through the rows
-    in which an agent does not act: what follows for the others is still its return."""
-    if not agents:
-        return part
-
-    def each(array: Array) -> Array:
-        return array.reshape(len(array), -1, *array.shape[3:])
-
-    def repeated(array: Array) -> Array:
-        return np.repeat(array, agents, axis=1)
-
-    observation = {k: each(v) for k, v in part.observation.items() if k in ("obs", "mask", "alive")}
-    return Rollout(
-        observation=observation,
-        action=each(part.action),
-        reward=each(part.reward) if part.reward.ndim > 2 else repeated(part.reward),
-        terminated=repeated(part.terminated),
-        valid=repeated(part.valid),
-        extras={k: each(v) for k, v in part.extras.items()},
-        once={k: v.reshape(-1, *v.shape[2:]) for k, v in part.once.items()},
-        head=part.head,
-        episode_table=part.episode_table,
-        versions=part.versions,
-    )
-
-
 def _mean(x: Tensor, acts: Tensor | None) -> Tensor:
     return x.mean() if acts is None else (x * acts).mean()
-
-
-def _ask(module: nn.Module, x: Tensor, agent: Tensor | None) -> Tensor:
-    answer: Tensor = module(x) if agent is None else module(x, agent)
-    return answer
-
-
-def _unroll(
-    module: nn.Module, x: Tensor, state: Tensor, restart: Tensor, agent: Tensor | None
-) -> Tensor:
-    if isinstance(module, Each) and agent is not None:
-        return module.unroll(x, state, restart, agent)
-    output: Tensor = module(x, state, restart)[0]
-    return output
-
-
-def _chunked(module: nn.Module, x: Tensor, agent: Tensor | None) -> Tensor:
-    """A feed-forward network over [R, N, ...], a chunk at a time: [R, N, n]."""
-    if agent is None:
-        rows = torch.cat([module(part) for part in torch.split(x.flatten(0, 1), CHUNK)])
-    else:
-        each = torch.split(agent.repeat(len(x)), CHUNK)
-        parts = torch.split(x.flatten(0, 1), CHUNK)
-        rows = torch.cat([module(part, a) for part, a in zip(parts, each, strict=True)])
-    return rows.view(*x.shape[:2], -1)
 
 
 def _explained_variance(target: Tensor, error: Tensor) -> float:
