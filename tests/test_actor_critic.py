@@ -16,12 +16,13 @@ from tianji.algorithms.dqn import DQN
 from tianji.algorithms.impala import IMPALA
 from tianji.algorithms.mappo import MAPPO
 from tianji.algorithms.ppo import PPO
-from tianji.build import build, make_spec
+from tianji.build import build
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, load_config
 from tianji.distributions import distribution
 from tianji.driver import Serial
 from tianji.env import Continuous, Discrete, EnvSpec, MultiDiscrete, TimeStep, make_env
 from tianji.errors import Refusal
+from tianji.spec import make_spec
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for
 from tianji.types import SEQ, Rollout, leaf, rollout_layout

@@ -10,13 +10,14 @@ import torch
 from tianji.algorithm import Network
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
-from tianji.build import build, make_spec
+from tianji.build import build
 from tianji.config import RelaxConfig, ScaleConfig
 from tianji.driver import Serial, Shuffled
 from tianji.env import Discrete, EnvSpec, TimeStep, make_env
 from tianji.errors import Refusal
 from tianji.learner import NonFinite
 from tianji.returns import vtrace
+from tianji.spec import make_spec
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import EPISODE, Rollout, Row, leaf, rollout_layout

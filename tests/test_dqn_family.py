@@ -10,11 +10,12 @@ from tianji import networks
 from tianji.algorithm import Network
 from tianji.algorithms import dqn
 from tianji.algorithms.dqn import DQN, project, quantile_huber
-from tianji.build import build, make_spec
+from tianji.build import build
 from tianji.config import RelaxConfig, ScaleConfig
 from tianji.driver import Serial
 from tianji.env import Discrete, EnvSpec, TimeStep, make_env
 from tianji.errors import Refusal
+from tianji.spec import make_spec
 from tianji.testing import check_algorithm, check_env
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import Rollout, leaf

@@ -12,12 +12,13 @@ from tianji.algorithms.appo import APPO
 from tianji.algorithms.impala import IMPALA
 from tianji.algorithms.mappo import MAPPO
 from tianji.algorithms.ppo import PPO
-from tianji.build import build, make_spec
+from tianji.build import build
 from tianji.columns import Each, fold
 from tianji.config import ScaleConfig
 from tianji.driver import Serial
 from tianji.env import make_env
 from tianji.returns import gae
+from tianji.spec import make_spec
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import Params, Rollout, Row, rollout_layout
 

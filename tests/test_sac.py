@@ -10,12 +10,13 @@ import torch
 
 from tianji.algorithm import Network
 from tianji.algorithms.sac import SAC
-from tianji.build import build, make_spec
+from tianji.build import build
 from tianji.config import ScaleConfig
 from tianji.distributions import Bounds, Squashed, bounds
 from tianji.driver import Serial
 from tianji.env import Continuous, Discrete, EnvSpec, MultiDiscrete, make_env
 from tianji.errors import Refusal
+from tianji.spec import make_spec
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import Rollout, leaf

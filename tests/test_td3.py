@@ -11,9 +11,9 @@ from test_sac import IDENTITY, critic, env_spec, learn, mlp, replayed, spec_of, 
 
 from tianji.algorithms.sac import SAC
 from tianji.algorithms.td3 import TD3
-from tianji.build import make_spec
 from tianji.env import Discrete
 from tianji.errors import Refusal
+from tianji.spec import make_spec
 from tianji.team import Shared
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for

@@ -18,13 +18,14 @@ from tianji.algorithm import Lanes
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.buffer import batch_layout
-from tianji.build import make_spec, topology
+from tianji.build import topology
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, StopConfig
 from tianji.driver import Serial
 from tianji.env import make_env
 from tianji.errors import Failure, Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
+from tianji.spec import make_spec
 from tianji.store import Fresh
 from tianji.team import Alone, Desk, Lost, Shared, Together
 from tianji.testing.algorithm import config_for

@@ -14,9 +14,7 @@ import numpy as np
 
 from tianji.actor import FRAMES, Actor
 from tianji.algorithm import (
-    ALGORITHMS,
     Acting,
-    Algorithm,
     Gradients,
     Lanes,
     OnceStore,
@@ -25,21 +23,21 @@ from tianji.algorithm import (
     Spec,
     Store,
     Trainer,
-    algorithm_class,
 )
 from tianji.balance import Balance, uneven_rounds
 from tianji.buffer import MOST_OUT, Buffer, batch_layout, priority_layout
 from tianji.channel import Channel, Transport
 from tianji.config import Config
-from tianji.env import Env, EnvSpec, Halves
+from tianji.env import Env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
 from tianji.join import Graph, Mixer, edges, model_channel, model_layout
 from tianji.learner import ALONE, Learner
 from tianji.machine import free_memory
-from tianji.relax import Relaxation, Sizes, problem, relaxation
+from tianji.relax import Relaxation
 from tianji.role import Role, generator
 from tianji.server import Remote, Server, answers_layout, asks_layout
+from tianji.spec import MIXING, check_halves, make_spec, relax_of
 from tianji.team import Shared, Team
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
@@ -54,160 +52,7 @@ FREE_LEAD = 4
 SNAPSHOTS, EVALUATIONS = "snapshots", "evaluations"
 """newest-only conduits from the first learner to the actors, and to the evaluator"""
 
-MIXING = ("average", "gossip")
-"""values of relax.join by which groups exchange models"""
-
 MakeEnv = Callable[[int], Env]
-
-
-def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
-    """What the algorithm is told, with the derived sizes; refuses what it cannot work with."""
-    scale, stop = config.scale, config.stop
-    if scale.halves and scale.envs_per_actor < 2:
-        raise Refusal(
-            "scale.halves = true cannot be: one env has no halves. Set scale.halves = false, or "
-            "scale.envs_per_actor to 2 or more."
-        )
-    spec = Spec(
-        env=env,
-        network=config.network,
-        actors=scale.actors,
-        envs=scale.envs_per_actor,
-        T=scale.rollout_length,
-        seed=config.seed,
-        device=scale.device,
-        updates=stop.updates,
-        steps=stop.steps,
-        window=config.reuse.window,
-        sends_early=config.relax.send_when is not None,
-        learners=scale.learners,
-        groups=scale.groups,
-        group=group,
-    )
-    relax = relax_of(config, spec)
-    for key, word, plain in (
-        ("correct", relax.correct, "none"),
-        ("explore", relax.explore, "alike"),
-    ):
-        if word != plain and word not in getattr(config.algorithm, f"{key}s", ()):
-            able = [n for n in ALGORITHMS if word in getattr(algorithm_class(n), f"{key}s", ())]
-            raise Refusal(
-                f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
-                f'would be without effect. Set relax.{key} = "{plain}", or algorithm.name to one '
-                f"that can: {', '.join(able)}."
-            )
-    if config.network.recurrent != "none" and not getattr(config.algorithm, "remembers", False):
-        able = [n for n in ALGORITHMS if getattr(algorithm_class(n), "remembers", False)]
-        raise Refusal(
-            f'network.recurrent = "{config.network.recurrent}" is nothing that '
-            f"{config.algorithm.name} can do, so it would remember nothing. Set network.recurrent "
-            f'= "none", or algorithm.name to one that can: {", ".join(able)}.'
-        )
-    spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore, join=relax.join)
-    config.algorithm.check(spec)
-    _check_gradient(config.algorithm, spec, relax.gradient)
-    return spec
-
-
-def _check_gradient(algorithm: Algorithm, spec: Spec, gradient: str) -> None:
-    """Do the algorithm's optimizers heed what is asked of gradients?"""
-    if gradient == "none":
-        return
-    heeds = Gradients(gradient)
-    algorithm.trainer(dataclasses.replace(spec, device="cpu", gradients=heeds))
-    if not heeds.optimizers:
-        raise Refusal(
-            f'relax.gradient = "{gradient}" is nothing that {algorithm.name} can do, so it would '
-            f"be without effect. Give its Optimizer gradients=spec.gradients, or set "
-            f'relax.gradient = "none".'
-        )
-
-
-def relax_of(config: Config, spec: Spec) -> Relaxation:
-    """The preset with the config's own fields; refuses what cannot work."""
-    algorithm, scale, own = config.algorithm, config.scale, config.relax
-    rows = spec.actors * spec.rows_per_rollout
-    sizes = Sizes(
-        on_policy=algorithm.on_policy,
-        alone=scale.engine == "serial",
-        round=1 if algorithm.on_policy else max(1, rows // algorithm.steps_per_update(spec)),
-        actors=spec.actors,
-        envs=spec.envs,
-        groups=scale.groups,
-        learners=scale.learners,
-    )
-    given = dataclasses.asdict(own) | {"window": config.reuse.window}
-    fields = {k: v for k, v in given.items() if v is not None and not k.endswith("_when")}
-    relax = relaxation(scale.relax, sizes, fields)
-    if (wrong := problem(relax, sizes)) is not None:
-        raise Refusal(wrong)
-    for key in ("max_batch", "max_wait"):
-        if key in fields and relax.infer == "actor":
-            raise Refusal(
-                f"relax.{key} = {fields[key]} is for an inference server, and there is none, so it "
-                f'would do nothing. Set relax.infer = "server", or leave relax.{key} out.'
-            )
-    for key, value in dataclasses.asdict(config.join).items():
-        if value is not None and relax.join not in MIXING:
-            raise Refusal(
-                f"join.{key} = {value} is for models that groups exchange, and relax.join = "
-                f'"{relax.join}" exchanges none, so it would do nothing. Leave join.{key} out, or '
-                f"set scale.groups to 2 or more and relax.join to one of {', '.join(MIXING)}."
-            )
-    if relax.join == "hogwild" and scale.device != "cpu":
-        raise Refusal(
-            f'scale.device = "{scale.device}" cannot step parameters that workers share in memory '
-            f'(relax.join = "hogwild"). Set scale.device = "cpu", or scale.relax = "gala".'
-        )
-    if relax.join == "hogwild" and config.faults.nonfinite == "skip":
-        raise Refusal(
-            'faults.nonfinite = "skip" undoes an update, and relax.join = "hogwild" has no way to '
-            "undo what others already build on: all of them would go on from NaN. Set "
-            'faults.nonfinite = "rollback".'
-        )
-    if scale.rebalance:
-        _check_rebalance(relax, sizes)
-    if own.publish_when and math.isfinite(relax.lead):
-        raise Refusal(
-            f'relax.publish_when = "{own.publish_when}" may leave actors without '
-            f"the version that relax.lead = {relax.lead:g} makes them wait for, and the run "
-            f'would stand still. Set relax.lead = inf and relax.take = "boundary".'
-        )
-    if own.publish_when and relax.max_staleness is not None:
-        raise Refusal(
-            f'relax.publish_when = "{own.publish_when}" may be due less often '
-            f"than relax.max_staleness = {relax.max_staleness} needs, and the run would stand "
-            f"still: all that actors make in between would be thrown away. Leave "
-            f'relax.max_staleness out and set scale.relax = "free".'
-        )
-    return relax
-
-
-def _check_rebalance(relax: Relaxation, sizes: Sizes) -> None:
-    """Can the number of active actors follow what is measured?"""
-    why = None
-    if sizes.alone:
-        why = (
-            "engine serial steps all actors in one process, where fewer would not make room for "
-            'anything. Set scale.engine = "local"'
-        )
-    elif relax.hosts == "worker":
-        why = (
-            'each worker (relax.hosts = "worker") acts and learns in turn, so that its actor can '
-            'never be spared. Set scale.relax = "tianji"'
-        )
-    elif sizes.actors < 2:
-        why = (
-            f"scale.actors = {sizes.actors} leaves nothing to choose from. Set it to the most "
-            f"that there may be, 2 or more"
-        )
-    elif relax.lead == 0:
-        why = (
-            "relax.lead = 0 grants rounds of one rollout of every actor, so that one that is "
-            'inactive would stop all. Set scale.relax = "one_step" or "tianji"'
-        )
-    if why is not None:
-        raise Refusal(f"scale.rebalance = true cannot be: {why}, or scale.rebalance = false.")
 
 
 class Joined(NamedTuple):
@@ -688,24 +533,6 @@ def _shared_equally(store: Store, learners: int) -> Store:
         f"scale.learners = {near}, or let a batch be made of {fit} (scale.actors for rollouts, "
         f"algorithm.batch_size for replay)."
     )
-
-
-def check_halves(config: Config, env: Env) -> None:
-    """Can one half of the envs simulate while actions are chosen for the other?"""
-    if not config.scale.halves:
-        return
-    why = None
-    if not isinstance(env, Halves):
-        why = f"{env.spec.id} steps all of its envs at once"
-    elif config.relax.send_when is not None:
-        why = "relax.send_when looks at rows that all envs have made"
-    elif config.relax.infer == "server" or config.scale.relax == "seed":
-        why = "a server chooses for all envs of an actor at once"
-    if why is not None:
-        raise Refusal(
-            f"scale.halves = true cannot be: {why}, so nothing would overlap. Set scale.halves = "
-            f"false."
-        )
 
 
 def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:

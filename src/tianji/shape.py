@@ -6,12 +6,13 @@ import dataclasses
 import time
 from typing import Any, NamedTuple
 
-from tianji.build import Topology, check_halves, make_spec
+from tianji.build import Topology
 from tianji.config import Config, EvalConfig, JoinConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
 from tianji.plan import Choice, Task
 from tianji.relax import PRESETS, Relaxation, Sizes
+from tianji.spec import check_halves, make_spec
 from tianji.transports.memory import Memory
 
 

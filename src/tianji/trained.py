@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tianji.algorithm import Policy, Spec
 from tianji.buffer import ARRIVAL
-from tianji.build import EVAL_ENVS, make_spec
+from tianji.build import EVAL_ENVS
 from tianji.checkpoint import Checkpoints
 from tianji.config import Config, load_config
 from tianji.env import Env
@@ -19,6 +19,7 @@ from tianji.errors import Refusal
 from tianji.evaluator import Evaluation
 from tianji.folder import ARRIVALS, find_run
 from tianji.run import prepare_torch
+from tianji.spec import make_spec
 from tianji.types import Array, Leaves, Params
 
 MOST_FRAMES = 3000

@@ -26,7 +26,7 @@ import tianji.envs.toy  # noqa: F401
 from tianji import actor, evaluator, trace
 from tianji.actor import SIMULATE, Actor
 from tianji.buffer import Buffer
-from tianji.build import Topology, make_spec, topology
+from tianji.build import Topology, topology
 from tianji.channel import Gone, Transport
 from tianji.config import load_config
 from tianji.driver import Forever
@@ -43,6 +43,7 @@ from tianji.machine import keep_memory
 from tianji.role import Did, Role, State
 from tianji.rows import Appender
 from tianji.server import Server
+from tianji.spec import make_spec
 from tianji.tally import Tally
 from tianji.team import Alone, Lost, Shared, Team, Together
 from tianji.transports.memory import Memory

@@ -1,0 +1,439 @@
+"""Does a transport between processes keep what its template promises?"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, cast
+
+import numpy as np
+
+from tianji.channel import Channel, Gone, Slot, Transport
+from tianji.testing.items import (
+    LAYOUT,
+    SLOTS,
+    content,
+    fill,
+    grant,
+    intact,
+    pause,
+    reclaim,
+    shared,
+    whole,
+)
+
+FOR_EVER = 3600.0
+"""seconds to sleep where only a wake-up that never came would let them pass"""
+SIZES = {1_000: 2_000, 100_000: 800, 2_000_000: 60}
+"""sizes of a newest-only conduit, and how many versions each receiver must read"""
+
+
+class Crossing(Transport, Protocol):
+    """What a transport between processes has beside the template, so that it can be checked."""
+
+    def open(self, channel: Channel) -> None:
+        """Make what the channel needs, in the process that the others are forked from."""
+
+    def open_newest(self, name: str, size: int, receivers: int) -> None:
+        """Make what a newest-only conduit with this many receivers needs, there as well."""
+
+    def keep(self, ends: Iterable[tuple[str, str]]) -> None:
+        """Called first in every process after the fork: only these ends will be made here. An end
+        is (conduit, "send" | "receive" | "publish" | "subscribe-0" | "subscribe-1" | ...). What
+        belongs to the others is given up, so that they are noticed when they die."""
+
+
+def check_crossing(
+    make: Callable[[], Transport], items: int, rng: np.random.Generator, deadline: float
+) -> None:
+    """Senders and receivers in processes of their own, which pause and die."""
+    _check_methods(make)
+    for senders in (1, 4, 8):
+        _check_senders(make, senders, items, rng, deadline)
+    _check_wake(make, rng, deadline)
+    for moment in (None, 0.002, 0.02):
+        _check_sender_death(make, moment, rng, deadline)
+    _check_receiver_death(make, rng, deadline)
+    for size, reads in SIZES.items():
+        _check_snapshots(make, size, reads, rng, deadline)
+    for moment in (0.01, 0.015, 0.02):
+        _check_publisher_death(make, moment, rng, deadline)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process does."""
+
+    name: str
+    ends: Sequence[tuple[str, str]]
+    work: Callable[[], None]
+    dies: bool = False
+    """Is it its part to be killed?"""
+    halts: bool = False
+    """Is it stopped at random moments, in the middle of what it does?"""
+
+
+def _check_methods(make: Callable[[], Transport]) -> None:
+    transport = make()
+    transport.close()
+    missing = [name for name in ("open", "open_newest", "keep") if not hasattr(transport, name)]
+    if missing:
+        raise TypeError(
+            f"{type(transport).__name__} cannot be checked between processes: it has no "
+            f"{', '.join(missing)}. Give it the methods of tianji.testing.crossing.Crossing, or "
+            "leave processes out"
+        )
+
+
+def _check_senders(
+    make: Callable[[], Transport], senders: int, items: int, rng: np.random.Generator, limit: float
+) -> None:
+    """Each sender in a process of its own, and the receiver in one."""
+    transport = cast(Crossing, make())
+    channels = [Channel(f"check-{i}", LAYOUT, SLOTS) for i in range(senders)]
+    for channel in channels:
+        transport.open(channel)
+    *rngs, mine = rng.spawn(senders + 1)
+    parts = [
+        Part(
+            f"sender {i}",
+            [(channel.name, "send")],
+            partial(_send, transport, channel, i, items, rngs[i]),
+        )
+        for i, channel in enumerate(channels)
+    ]
+    ends = [(channel.name, "receive") for channel in channels]
+    work = partial(_receive, transport, channels, items, mine, limit)
+    _play(transport, [*parts, Part("the receiver", ends, work)], rng, limit)
+
+
+def _send(
+    transport: Transport, channel: Channel, sender: int, items: int, rng: np.random.Generator
+) -> None:
+    outbox = transport.outbox(channel)
+    for number in range(items):
+        while (slot := outbox.reserve()) is None:
+            transport.wait(FOR_EVER)
+        assert slot.tag == number, f"grants came out of order: {slot.tag}, not {number}"
+        assert outbox.tag >= number, "the newest tag must be visible to the sender"
+        fill(slot, sender, number, rng)
+        outbox.push(slot)
+        pause(rng)
+    while outbox.released < items:
+        transport.wait(0.01)
+    assert outbox.released == items, "more was released than was pushed"
+
+
+def _receive(
+    transport: Transport,
+    channels: Sequence[Channel],
+    items: int,
+    rng: np.random.Generator,
+    limit: float,
+) -> None:
+    inboxes = [transport.inbox(channel) for channel in channels]
+    granted, probed, released = ([0] * len(channels) for _ in range(3))
+    held: list[tuple[int, int, Slot]] = []
+    while sum(released) < items * len(channels):
+        moved = False
+        for i, inbox in enumerate(inboxes):
+            if granted[i] < items and grant(inbox, granted[i], granted[i] - released[i]):
+                granted[i] += 1
+                moved = True
+            if (slot := inbox.probe()) is not None:
+                intact(slot, i, probed[i])
+                held.append((i, probed[i], slot))
+                probed[i] += 1
+                moved = True
+            assert 0 <= inbox.out <= granted[i] - probed[i], "out must count what is not pushed yet"
+        pause(rng)
+        if held and (not moved or rng.random() < 0.5):
+            i, number, slot = held.pop(int(rng.integers(len(held))))
+            intact(slot, i, number, probed=True)
+            inboxes[i].release(slot)
+            released[i] += 1
+            moved = True
+        if not moved:
+            transport.wait(FOR_EVER)
+    end = time.monotonic() + limit / 2
+    while not all(inbox.ended for inbox in inboxes):
+        assert all(inbox.probe() is None for inbox in inboxes), "more came than was pushed"
+        assert time.monotonic() < end, "a sender ended its process and its inbox did not say so"
+        transport.wait(0.1)
+
+
+def _check_wake(make: Callable[[], Transport], rng: np.random.Generator, limit: float) -> None:
+    """A receiver does not sleep over what it has not probed, even where `out` has counted it."""
+    transport, channel = cast(Crossing, make()), Channel("check-wake", LAYOUT, SLOTS)
+    transport.open(channel)
+
+    def receive() -> None:
+        inbox = transport.inbox(channel)
+        inbox.grant(0)
+        while inbox.out:
+            time.sleep(0.001)
+        transport.wait(FOR_EVER)
+        slot = inbox.probe()
+        assert slot is not None, "an item that out has counted as pushed must be there to probe"
+        inbox.release(slot)
+
+    send = partial(_send, transport, channel, 0, 1, rng.spawn(1)[0])
+    parts = [
+        Part("the sender", [(channel.name, "send")], send),
+        Part("the receiver that slept over an item", [(channel.name, "receive")], receive),
+    ]
+    _play(transport, parts, rng, limit)
+
+
+def _check_sender_death(
+    make: Callable[[], Transport], moment: float | None, rng: np.random.Generator, limit: float
+) -> None:
+    """A sender is killed in the middle of its third item, or `moment` seconds after its first."""
+    transport, channel = cast(Crossing, make()), Channel("check-death", LAYOUT, SLOTS)
+    transport.open(channel)
+    counts = shared(2)
+    """items that were begun to be pushed, and those that were pushed"""
+
+    def send() -> None:
+        outbox = transport.outbox(channel)
+        while True:
+            while (slot := outbox.reserve()) is None:
+                transport.wait(FOR_EVER)
+            if moment is None and counts[1] == 2:
+                slot.leaf("head")[:] = 0, 2
+                slot.leaf("body")[:256] = content(0, 2)[:256]
+                os.kill(os.getpid(), signal.SIGKILL)
+            fill(slot, 0, int(counts[1]))
+            counts[0] += 1
+            outbox.push(slot)
+            counts[1] += 1
+            if moment is not None and counts[1] == 1:
+                signal.setitimer(signal.ITIMER_REAL, moment)
+
+    def receive() -> None:
+        inbox = transport.inbox(channel)
+        granted = probed = 0
+        end = time.monotonic() + limit / 2
+        while True:
+            ended = inbox.ended
+            while inbox.grant(granted):
+                granted += 1
+            if (slot := inbox.probe()) is not None:
+                intact(slot, 0, probed)
+                probed += 1
+                inbox.release(slot)
+            elif ended:
+                break
+            else:
+                assert time.monotonic() < end, "a sender was killed and its inbox did not say so"
+                transport.wait(0.1)
+        assert counts[1] <= probed <= counts[0], (
+            f"{counts[1]} items were pushed before the sender was killed, and {probed} arrived"
+        )
+        reclaim(inbox, list(range(probed, granted)), SLOTS)
+
+    parts = [
+        Part("the sender", [(channel.name, "send")], send, dies=True),
+        Part("the receiver", [(channel.name, "receive")], receive),
+    ]
+    _play(transport, parts, rng, limit)
+
+
+def _check_receiver_death(
+    make: Callable[[], Transport], rng: np.random.Generator, limit: float
+) -> None:
+    transport, channel = cast(Crossing, make()), Channel("check-gone", LAYOUT, 100)
+    transport.open(channel)
+
+    def send() -> None:
+        outbox = transport.outbox(channel)
+        for number in range(channel.slots):
+            while (slot := outbox.reserve()) is None:
+                transport.wait(FOR_EVER)
+            fill(slot, 0, number)
+            try:
+                outbox.push(slot)
+            except Gone:
+                return
+            time.sleep(0.02)
+        raise AssertionError(
+            "the receiver was killed and push did not raise Gone: the sender would never end"
+        )
+
+    def receive() -> None:
+        inbox = transport.inbox(channel)
+        for number in range(channel.slots):
+            inbox.grant(number)
+        while inbox.probe() is None:
+            transport.wait(FOR_EVER)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    parts = [
+        Part("the sender", [(channel.name, "send")], send),
+        Part("the receiver", [(channel.name, "receive")], receive, dies=True),
+    ]
+    _play(transport, parts, rng, limit)
+
+
+def _check_snapshots(
+    make: Callable[[], Transport], size: int, reads: int, rng: np.random.Generator, limit: float
+) -> None:
+    """One process pushes as fast as it can until two others have read enough versions."""
+    transport, name = cast(Crossing, make()), "check-snapshots"
+    transport.open_newest(name, size, 2)
+    counts = shared(3)
+    """the version at which the sender has paused, and how often each receiver has read"""
+    counts[0] = -1
+
+    def publish() -> None:
+        publisher, flat, version = transport.publisher(name, size), np.empty(size, np.float32), -1
+        while counts[1:].min() < reads:
+            version += 1
+            flat.fill(version)
+            publisher.push(version, flat)
+        counts[0] = version
+        while counts[1:].min() <= reads:
+            time.sleep(0.001)
+        time.sleep(0.01)
+        flat.fill(version + 1)
+        publisher.push(version + 1, flat)
+
+    def subscribe(index: int) -> None:
+        subscriber = transport.subscriber(name, size, index)
+        out, version = np.empty(size, np.float32), -1
+        while (last := int(counts[0])) < 0 or version < 0:
+            seen, version = version, subscriber.probe(version, out)
+            whole(version, seen, out)
+            counts[1 + index] = min(counts[1 + index] + (version > seen), reads)
+            if version == seen:
+                transport.wait(0.001)
+        version = subscriber.probe(version, out)
+        assert version == last, f"version {last} was pushed long ago, and the newest is {version}"
+        counts[1 + index] = reads + 1
+        while subscriber.probe(last, out) == last:
+            transport.wait(FOR_EVER)
+        whole(last + 1, last, out)
+
+    parts = [
+        Part(f"receiver {i}", [(name, f"subscribe-{i}")], partial(subscribe, i), halts=True)
+        for i in range(2)
+    ]
+    sender = Part("the sender", [(name, "publish")], publish, halts=True)
+    _play(transport, [sender, *parts], rng, limit)
+
+
+def _check_publisher_death(
+    make: Callable[[], Transport], moment: float, rng: np.random.Generator, limit: float
+) -> None:
+    """What was pushed last can still be read when its sender was killed in the next push."""
+    transport, name, size = cast(Crossing, make()), "check-last", max(SIZES)
+    transport.open_newest(name, size, 1)
+    counts = shared(2)
+    """the version that was begun to be pushed, and the one that was pushed"""
+    counts[:] = -1
+
+    def publish() -> None:
+        publisher, flat = transport.publisher(name, size), np.empty(size, np.float32)
+        while True:
+            flat.fill(counts[1] + 1)
+            counts[0] += 1
+            publisher.push(int(counts[0]), flat)
+            counts[1] += 1
+            if counts[1] == 0:
+                signal.setitimer(signal.ITIMER_REAL, moment)
+
+    def subscribe() -> None:
+        subscriber, out = transport.subscriber(name, size), np.empty(size, np.float32)
+        last = -1
+        while last < 0 or counts[1] > last:
+            last = int(counts[1])
+            time.sleep(0.1)
+        version = subscriber.probe(-1, out)
+        assert last <= version <= counts[0], f"version {last} was pushed, and {version} was read"
+        whole(version, -1, out)
+
+    parts = [
+        Part("the sender", [(name, "publish")], publish, dies=True),
+        Part("the receiver", [(name, "subscribe-0")], subscribe),
+    ]
+    _play(transport, parts, rng, limit)
+
+
+def _play(
+    transport: Crossing, parts: Sequence[Part], rng: np.random.Generator, limit: float
+) -> None:
+    """Each part in a process of its own; whatever happens, none is left."""
+    running: dict[int, tuple[Part, int]] = {}
+    failed: list[str] = []
+    end = time.monotonic() + limit
+    try:
+        for part in parts:
+            pid, report = forked(transport, part, limit)
+            running[pid] = part, report
+        transport.keep([])
+        while running and time.monotonic() < end:
+            for pid, (part, report) in list(running.items()):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del running[pid]
+                    said = os.read(report, mmap.PAGESIZE).decode(errors="replace")
+                    os.close(report)
+                    if said != ("" if part.dies else "done"):
+                        failed.append(f"{part.name}: {said or 'it was killed'}")
+                        # The others may have something to say of it, too.
+                        end = min(end, time.monotonic() + 0.1)
+            _halt([pid for pid, (part, _) in running.items() if part.halts], rng)
+            time.sleep(0.002)
+    finally:
+        for pid, (_, report) in running.items():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(report)
+        transport.close()
+    assert not failed, "\n".join(failed)
+    names = ", ".join(part.name for part, _ in running.values())
+    assert not running, (
+        f"not finished within {limit:.0f} seconds: {names}. An item, a grant or a wake-up was lost"
+    )
+
+
+def forked(transport: Crossing, part: Part, limit: float) -> tuple[int, int]:
+    """The process, and where it will say how it ended."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns where there are threads; the child takes no lock that they could hold.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        os.close(write)
+        return pid, read
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(limit) + 10)  # should the process that waits for this one be killed
+        transport.keep(part.ends)
+        part.work()
+        transport.close()
+        os.write(write, b"done")
+    except BaseException as error:
+        plain = str(error) if isinstance(error, AssertionError) else ""
+        os.write(write, (plain or traceback.format_exc()).encode()[-mmap.PAGESIZE :])
+    finally:
+        os._exit(0)
+
+
+def _halt(pids: Sequence[int], rng: np.random.Generator) -> None:
+    """Stop one process at a random moment, then another, and let the first one meet its halves."""
+    if len(pids) > 1:
+        first, second = (pids[i] for i in rng.permutation(len(pids))[:2].tolist())
+        os.kill(first, signal.SIGSTOP)
+        time.sleep(10 ** rng.uniform(-4.5, -1.8))  # as long as some copies of any size take
+        os.kill(second, signal.SIGSTOP)
+        os.kill(first, signal.SIGCONT)
+        time.sleep(10 ** rng.uniform(-4.5, -1.8))
+        os.kill(second, signal.SIGCONT)
