@@ -471,7 +471,7 @@ def small_disk(tmp_path):
     if mounted.returncode != 0:
         pytest.skip(f"mounting a small tmpfs is not permitted here: {mounted.stderr.decode()}")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(folder):

@@ -20,7 +20,7 @@ from tianji import explain, run
 from tianji.__main__ import main
 from tianji.history import History
 from tianji.plan import Choice
-from tianji.view import report
+from tianji.view import markdown, report, words
 from tianji.view.status import human, number
 
 TOY = {
@@ -68,12 +68,12 @@ class Balanced(HTMLParser):
 
 def checked(found):
     """Both pages of a run, which must be whole and reach for nothing outside of them."""
-    page, text = report.html(found), report.markdown(found)
+    page, text = report.html(found), markdown.markdown(found)
     parsed = Balanced(page)
     assert not re.search(r"https?://|<link|@import|\bsrc=|url\(", page)
     for host, shares in found.time.items():
         assert sum(shares.values()) == pytest.approx(1.0)
-        figures = [float(figure.removesuffix(" %")) for *_, figure in report.bar(host, shares)]
+        figures = [float(figure.removesuffix(" %")) for *_, figure in words.bar(host, shares)]
         assert sum(figures) == pytest.approx(100.0)
     for tag, attributes in parsed.tags:
         if tag == "svg":
@@ -113,7 +113,7 @@ def test_every_run_writes_its_report_and_its_result_stays_what_it_was(ended):
 def test_the_numbers_of_the_page_are_those_of_the_result(ended):
     found = explain.explain(ended.run_dir)
     parsed, text = checked(found)
-    facts = dict(report.facts(found))
+    facts = dict(words.facts(found))
     assert facts["steps"] == human(ended.steps)
     assert facts["updates"] == human(ended.updates)
     assert facts["return, last 100 episodes"] == number(ended.return_mean)
@@ -144,7 +144,7 @@ def test_the_histogram_counts_all_that_was_consumed(local):
         local.staleness["mean"]
     )
     assert max(low) == local.staleness["max"]
-    bins = report.binned(found.histogram)
+    bins = words.binned(found.histogram)
     assert sum(height for _, _, height in bins) == pytest.approx(sum(count))
 
 
@@ -205,14 +205,14 @@ def test_a_plan_is_shown_beside_what_was_measured(local, tmp_path):
     for page in (parsed.text, text):
         assert "engine local, actors 2" in page
         assert "+0.0 %" in page
-    assert "new steps/s by the plan" in "\n".join(report.summary(found))
+    assert "new steps/s by the plan" in "\n".join(markdown.summary(found))
     plan["choice"] = dataclasses.asdict(Choice("local", 2, 8, 8))
     (folder / "plan.json").write_text(json.dumps(plan))
     text = checked(explain.explain(folder))[1]
     assert "Chosen: 2 actors with 8 envs each, a learner with 1 core, rollouts of 8 steps." in text
     (rate,) = (rate for rate in found.planned.rates if rate.name == "new")
     unknown = dataclasses.replace(found.planned, rates=(dataclasses.replace(rate, measured=None),))
-    lines = report.summary(dataclasses.replace(found, planned=unknown))
+    lines = markdown.summary(dataclasses.replace(found, planned=unknown))
     (line,) = (line for line in lines if "new steps/s by the plan" in line)
     assert "error" not in line, "nothing was measured"
 

@@ -522,7 +522,7 @@ def _measured(config: Any) -> Any:
 def _explain(arguments: argparse.Namespace) -> int:
     from tianji.errors import Refusal
 
-    explain, view = _module("explain"), _module("view.report")
+    explain, view = _module("explain"), _module("view.markdown")
     run = Path(arguments.run)
     html = arguments.html or run / explain.REPORT_HTML
     markdown = arguments.markdown or run / explain.REPORT_MARKDOWN

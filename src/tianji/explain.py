@@ -129,12 +129,13 @@ def write(
     running: bool | None = None,
 ) -> Explained:
     """Explain a run in two files, by default in its own folder."""
+    from tianji.view import markdown as text
     from tianji.view import report
 
     found = explain(run, running)
     for path, page in (
         (html or found.run / REPORT_HTML, report.html),
-        (markdown or found.run / REPORT_MARKDOWN, report.markdown),
+        (markdown or found.run / REPORT_MARKDOWN, text.markdown),
     ):
         path.write_text(page(found), encoding="utf-8")
     return found

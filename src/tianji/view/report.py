@@ -1,44 +1,37 @@
-"""One page about a run, as HTML and as Markdown; both hold all that they show."""
+"""One page about a run, as HTML; it holds all that it shows."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
-from typing import Any
 
 import numpy as np
 
-from tianji.critical import waits_for
-from tianji.explain import FLOWS, MOST_FAULTS, Explained, Planned
-from tianji.plan import Choice
+from tianji.explain import FLOWS, MOST_FAULTS, Explained
 from tianji.trace import Track
 from tianji.view import charts, timeline
 from tianji.view.charts import Axis, Series
-from tianji.view.status import duration, human, number
-
-MOST_BARS = 40
-"""of a histogram"""
-
-COLOR = {
-    "infer": "c1",
-    "simulate": "c2",
-    "update": "c3",
-    "prioritize": "c4",
-    "take": "c6",
-    "receive": "c7",
-    "serve": "c5",
-    "push": "c5",
-    "publish": "c5",
-    "ask": "c5",
-    "mix": "c6",
-    "grant": "c6",
-    "load": "c7",
-    "evaluate": "c4",
-}
-"""of kinds of work, as in the timeline; others have the last"""
-WAITS = {"buffer": "w1", "learner": "w2", "actor": "w3"}
+from tianji.view.status import human
+from tianji.view.words import (
+    CHANGED,
+    COMPARED,
+    bar,
+    binned,
+    chain_words,
+    change_row,
+    compared_rows,
+    critical_words,
+    facts,
+    fault_row,
+    host_words,
+    kind_words,
+    links,
+    milliseconds,
+    planned_words,
+    sentence,
+    staleness_words,
+)
 
 STYLE = (
     charts.STYLE
@@ -132,27 +125,6 @@ def _head(run: Explained, name: str) -> str:
 BAD = ("failed", "killed")
 
 
-def facts(run: Explained) -> list[tuple[str, str]]:
-    """The figures of a run that are worth a glance, those that are known."""
-    counts, rates, staleness = run.counts, run.rates, run.staleness or {}
-    found: list[tuple[str, str | None]] = [
-        ("return, last 100 episodes", _told(counts.get("return"), number)),
-        ("won", _told(counts.get("win_rate"), _percent)),
-        ("steps", _told(counts.get("steps"), human)),
-        ("updates", _told(counts.get("updates"), human)),
-        ("episodes", _told(counts.get("episodes"), human)),
-        ("time", _told(counts.get("seconds"), duration)),
-        ("to the first step", _told(counts.get("start_seconds"), "{:.1f} s".format)),
-        *((f"steps/s {name}", _told(rates.get(name), human)) for name in FLOWS),
-        ("new steps/s by the plan", _foretold(run.planned)),
-        ("staleness, mean", _told(staleness.get("mean"), "{:.2f}".format)),
-        ("staleness, p95", _told(staleness.get("p95"), "{:.4g}".format)),
-        ("staleness, max", _told(staleness.get("max"), "{:.0f}".format)),
-        ("freshness", _told(run.freshness, _percent)),
-    ]
-    return [(name, text) for name, text in found if text is not None]
-
-
 def _advice(run: Explained) -> str:
     if not run.advice:
         why = "Nothing follows from what is known of this run."
@@ -166,39 +138,9 @@ def _advice(run: Explained) -> str:
 def _plan(run: Explained) -> str:
     if run.planned is None:
         return _gap(run, "plan")
-    return f"<p>{escape(_planned(run.planned))}</p>{table(COMPARED, _compared(run.planned))}"
-
-
-COMPARED = ("steps/s", "predicted", "measured", "error")
-
-
-def _planned(plan: Planned) -> str:
-    binding = f" The plan expected the {plan.binding} to bind." if plan.binding else ""
-    return f"Chosen: {_chosen(plan.choice)}.{binding}"
-
-
-def _chosen(choice: Mapping[str, Any]) -> str:
-    """In words; a plan that another version wrote may not have all that they take."""
-    try:
-        return f"{(found := Choice(**choice))}, rollouts of {found.rollout_length} steps"
-    except TypeError:
-        return ", ".join(f"{key} {value}" for key, value in choice.items()) or "not known"
-
-
-def _compared(plan: Planned) -> list[tuple[str, ...]]:
-    return [
-        (rate.name, human(rate.predicted), _told(rate.measured, human) or "–", _error(rate.error))
-        for rate in plan.rates
-    ]
-
-
-def _foretold(plan: Planned | None) -> str | None:
-    """New steps per second, as predicted, and how far that is from what came."""
-    for rate in plan.rates if plan is not None else ():
-        if rate.name == "new":
-            error = "" if rate.error is None else f" (error {_error(rate.error)})"
-            return f"{human(rate.predicted)}{error}"
-    return None
+    return (
+        f"<p>{escape(planned_words(run.planned))}</p>{table(COMPARED, compared_rows(run.planned))}"
+    )
 
 
 def _time(run: Explained) -> str:
@@ -208,7 +150,7 @@ def _time(run: Explained) -> str:
         told = ", ".join(f"{name} {figure}" for _, _, name, figure in entries)
         seconds = f" <span class='soft'>of {run.time_seconds:.1f} s</span>"
         parts.append(
-            f"<h3>{escape(_host(host))}{seconds}</h3>"
+            f"<h3>{escape(host_words(host))}{seconds}</h3>"
             + charts.share(
                 [(color, part, f"{name} {figure}") for color, part, name, figure in entries],
                 f"{host}: {told}",
@@ -216,36 +158,6 @@ def _time(run: Explained) -> str:
             + charts.key([(color, name, figure) for color, _, name, figure in entries])
         )
     return "".join(parts)
-
-
-def bar(host: str, shares: Mapping[str, float]) -> list[tuple[str, float, str, str]]:
-    """(colour, share, name, percent) of what a host's time went into: work before waiting, larger
-    ones first; the percents add up to 100."""
-    order = sorted(shares.items(), key=lambda item: (bool(waits_for(item[0])), -item[1]))
-    percents = charts.rounded([part for _, part in order])
-    return [
-        (_color(kind), part, _kind(kind), f"{percent:.1f} %")
-        for (kind, part), percent in zip(order, percents, strict=True)
-    ]
-
-
-def _color(kind: str) -> str:
-    if whom := waits_for(kind):
-        return WAITS.get(whom, "w4")
-    return COLOR.get(kind.rpartition("/")[2], "c8")
-
-
-def _kind(kind: str) -> str:
-    role, _, tail = kind.rpartition("/")
-    whom = waits_for(kind)
-    words = f"waits for {whom}" if whom else tail.replace("_", " ")
-    return f"{role} {words}" if role else words
-
-
-def _host(host: str) -> str:
-    return {"serial": "one process", "actor": "actors, mean", "worker": "workers, mean"}.get(
-        host, host
-    )
 
 
 def _critical(run: Explained) -> str:
@@ -258,83 +170,11 @@ def _critical(run: Explained) -> str:
     parts = [f"<p>{escape(text)}</p>" for text in critical_words(run)]
     parts.append(table(("in one update's cycle", "time", "of the cycle"), rows))
     if run.chain is not None:
-        rows = [(_kind(key), milliseconds(seconds / max(run.chain.updates, 1)), percent)
-                for key, seconds, percent in _links(run)]  # fmt: skip
-        parts.append(f"<h3>Longest chain</h3><p>{escape(_chain_words(run))}</p>")
+        rows = [(kind_words(key), milliseconds(seconds / max(run.chain.updates, 1)), percent)
+                for key, seconds, percent in links(run)]  # fmt: skip
+        parts.append(f"<h3>Longest chain</h3><p>{escape(chain_words(run))}</p>")
         parts.append(table(("on the chain", "for each update", "of it"), rows))
     return "".join(parts)
-
-
-def critical_words(run: Explained) -> list[str]:
-    """Who bounds an update, and whom the learner waited for."""
-    cycle = run.cycle
-    assert cycle is not None
-    if len(cycle.parts.keys() - {"evaluator"}) == 1:
-        host = next(iter(cycle.parts))
-        most = max(cycle.phases.items(), key=lambda item: item[1], default=("nothing", 0.0))
-        return [
-            f"An update's cycle takes {milliseconds(cycle.seconds)}. {_host(host).capitalize()} "
-            f"does all of it in turn, so every part is on the critical path; the longest is "
-            f"{most[0]}, {milliseconds(most[1])}."
-        ]
-    busy = ", ".join(
-        f"{host} {share:.0%}".replace("%", " %")
-        for host, share in sorted(cycle.busy.items(), key=lambda item: -item[1])
-    )
-    texts = [
-        f"An update's cycle takes {milliseconds(cycle.seconds)}. Busiest in it is the "
-        f"{cycle.bound}: its work bounds the cycle. Busy, of the cycle: {busy}."
-    ]
-    waits = {
-        waits_for(kind): seconds
-        for kind, seconds in cycle.parts.get("learner", {}).items()
-        if waits_for(kind)
-    }
-    if waits:
-        told = ", ".join(f"{milliseconds(s)} for {whom}" for whom, s in waits.items())
-        text = f"The learner waited {told}."
-        if "buffer" in waits and "buffer" in cycle.parts:
-            back = {
-                waits_for(kind): seconds
-                for kind, seconds in cycle.parts["buffer"].items()
-                if waits_for(kind) in ("actor", "learner")
-            }
-            behind = " and ".join(f"{milliseconds(s)} for {whom}" for whom, s in back.items())
-            if behind:
-                text += f" The buffer only passes things on: it waited {behind} meanwhile."
-        texts.append(text)
-    return texts
-
-
-LEAST = 0.005
-"""share of a chain below which links are told together"""
-
-
-def _links(run: Explained) -> list[tuple[str, float, str]]:
-    assert run.chain is not None
-    order = sorted(run.chain.spent.items(), key=lambda item: -item[1])
-    shown = [link for link in order if link[1] >= LEAST * run.chain.seconds]
-    rest = order[len(shown) :]
-    if rest:
-        shown.append((f"{len(rest)} more", sum(seconds for _, seconds in rest)))
-    order = shown
-    percents = charts.rounded([seconds / run.chain.seconds for _, seconds in order])
-    return [(key, s, f"{p:.1f} %") for (key, s), p in zip(order, percents, strict=True)]
-
-
-def _chain_words(run: Explained) -> str:
-    chain = run.chain
-    assert chain is not None
-    return (
-        f"Back from the last traced update, over {chain.updates} updates in "
-        f"{chain.seconds:.3g} s: through the learner's work, and where it waited, through the work "
-        f"of whoever ended the wait. "
-        + (
-            f"It went from host to host {chain.hops} times."
-            if chain.hops
-            else "It never left the learner's host."
-        )
-    )
 
 
 def _throughput(run: Explained) -> str:
@@ -403,17 +243,8 @@ def _staleness(run: Explained) -> str:
             + "</figure>"
         )  # fmt: skip
     return (
-        f'<p>{escape(_sentence(staleness_words(run)))}</p><div class="two">{"".join(figures)}</div>'
+        f'<p>{escape(sentence(staleness_words(run)))}</p><div class="two">{"".join(figures)}</div>'
     )
-
-
-def staleness_words(run: Explained) -> str:
-    found = run.staleness
-    if found is None:
-        return "nothing was consumed."
-    p95 = f", 95 % at most {found['p95']:.4g}" if "p95" in found else ""
-    fresh = "" if run.freshness is None else f"; {_percent(run.freshness)} of a batch was new"
-    return f"mean {found['mean']:.3g}{p95}, largest {found['max']:.0f} updates{fresh}."
 
 
 def against(run: Explained) -> list[tuple[float, float]]:
@@ -423,31 +254,13 @@ def against(run: Explained) -> list[tuple[float, float]]:
             if all(name in row for name in names)]  # fmt: skip
 
 
-def binned(histogram: Mapping[str, Sequence[float]]) -> list[tuple[float, float, float]]:
-    """(from, to, count) in bars of equal width; what was counted in a wide bin is spread over the
-    bars that it lies in."""
-    rows = list(zip(histogram["low"], histogram["high"], histogram["count"], strict=True))
-    begin, end = min(low for low, _, _ in rows), max(high for _, high, _ in rows) + 1
-    width = max(1, math.ceil((end - begin) / MOST_BARS))
-    counts = [0.0] * math.ceil((end - begin) / width)
-    for low, high, count in rows:
-        first, last = int((low - begin) // width), int((high - begin) // width)
-        for i in range(first, last + 1):
-            left, right = begin + i * width, begin + (i + 1) * width
-            part = min(right, high + 1) - max(left, low)
-            counts[i] += count * part / (high + 1 - low)
-    return [(begin + i * width - (0.5 if width == 1 else 0),
-             begin + (i + 1) * width - (0.5 if width == 1 else 0), count)
-            for i, count in enumerate(counts)]  # fmt: skip
-
-
 def _faults(run: Explained) -> str:
     parts = []
     if run.notes:
         told = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in run.notes.items())
         parts.append(f"<p>{escape(told)}</p>")
     if run.faults:
-        rows = [_fault(fault) for fault in run.faults[-MOST_FAULTS:]]
+        rows = [fault_row(fault) for fault in run.faults[-MOST_FAULTS:]]
         more = len(run.faults) - len(rows)
         if more > 0:
             parts.append(f"<p>The last {len(rows)} of {len(run.faults)}:</p>")
@@ -458,23 +271,7 @@ def _faults(run: Explained) -> str:
 def _changes(run: Explained) -> str:
     if not run.changes:
         return ""
-    return table(CHANGED, [_change(change) for change in run.changes])
-
-
-CHANGED = ("seconds", "from", "to", "why")
-
-
-def _change(change: Mapping[str, object]) -> tuple[str, str, str, str]:
-    group = f"{change['group']}: " if change.get("group") else ""
-    told = [str(change.get(name, "")) for name in ("wall_s", "from", "to", "why")]
-    return told[0], told[1], told[2], f"{group}{told[3]}"
-
-
-def _fault(fault: Mapping[str, object]) -> tuple[str, str, str, str]:
-    when, role, cause, action = (
-        str(fault.get(name, "")) for name in ("time", "role", "cause", "action")
-    )
-    return when[:19].replace("T", " "), role, cause, action
+    return table(CHANGED, [change_row(change) for change in run.changes])
 
 
 def _timeline(run: Explained) -> str:
@@ -519,11 +316,7 @@ def _thinned(run: Explained) -> str:
 def _gap(run: Explained, section: str) -> str:
     """What a section has not, and why."""
     why = run.missing.get(section)
-    return f'<p class="soft">{escape(_sentence(why))}</p>' if why else ""
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return f'<p class="soft">{escape(sentence(why))}</p>' if why else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
@@ -540,172 +333,3 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = Tr
         f'<div class="scroll"><table><thead><tr>{cells("th", head)}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
-
-
-def markdown(run: Explained) -> str:
-    """The same as text, with tables and bars of characters."""
-    name = run.run.resolve().name
-    lines = [f"# {_plain(name)}", "", f"**{run.status}**: {_plain(run.ending)}", ""]
-    if run.verdict:
-        lines += [f"**{_plain(run.verdict)}**", ""]
-    lines += _rows(("", ""), facts(run))
-    for title, inside in (
-        ("What to change next", _advice_lines(run)),
-        ("Plan against reality", _plan_lines(run)),
-        ("Where the time went", _time_lines(run)),
-        ("Critical path", _critical_lines(run)),
-        ("Throughput and return over time", _course_lines(run)),
-        ("Staleness", _staleness_lines(run)),
-        ("Faults and restarts", _fault_lines(run)),
-        (
-            "Actors that were active",
-            run.changes and _rows(CHANGED, [_change(change) for change in run.changes]),
-        ),
-        ("Timeline", [_plain(_sentence(run.missing.get("timeline", "it is on the HTML page.")))]),
-        ("What ran", _rows(("", ""), list(run.about.items()))),
-    ):
-        if inside:
-            lines += ["", f"## {title}", "", *inside]
-    return "\n".join(lines) + "\n"
-
-
-def summary(run: Explained) -> list[str]:
-    """A few lines for a terminal."""
-    lines = [f"{run.status}: {run.ending}"]
-    lines += [f"  {name:<26} {text}" for name, text in facts(run)]
-    if run.verdict:
-        lines.append(f"  {'bottleneck':<26} {run.verdict}")
-    return lines + [f"next: {text}" for text in run.advice]
-
-
-def _advice_lines(run: Explained) -> list[str]:
-    return [f"{i}. {_plain(text)}" for i, text in enumerate(run.advice, 1)] or [
-        "Nothing follows from what is known of this run."
-    ]
-
-
-def _plan_lines(run: Explained) -> list[str]:
-    if run.planned is None:
-        return [_plain(_sentence(run.missing["plan"]))]
-    return [_plain(_planned(run.planned)), "", *_rows(COMPARED, _compared(run.planned))]
-
-
-WIDE = 50
-"""characters of a bar"""
-
-
-def _time_lines(run: Explained) -> list[str]:
-    lines = [_plain(_sentence(run.missing["time"])), ""] if "time" in run.missing else []
-    for host, shares in run.time.items():
-        drawn, end = "", 0.0
-        entries = bar(host, shares)
-        for i, (color, part, _, _) in enumerate(entries):
-            end += part
-            glyph = "·" if color.startswith("w") else "█▓▒"[i % 3]
-            drawn += glyph * (round(WIDE * end) - len(drawn))
-        lines += [f"{_host(host)}, of {run.time_seconds:.1f} s", "", f"    {drawn}", ""]
-        lines += [*_rows(("", "share"), [(name, figure) for _, _, name, figure in entries]), ""]
-    return lines[:-1] if lines and not lines[-1] else lines
-
-
-def _critical_lines(run: Explained) -> list[str]:
-    if run.cycle is None:
-        return [_plain(_sentence(run.missing["critical path"]))]
-    lines = [_plain(text) for text in critical_words(run)]
-    rows = [(phase, milliseconds(s)) for phase, s in
-            sorted(run.cycle.phases.items(), key=lambda item: -item[1])]  # fmt: skip
-    lines += ["", *_rows(("in one update's cycle", "time"), rows)]
-    if run.chain is not None:
-        rows = [(_kind(key), percent) for key, _, percent in _links(run)]
-        lines += ["", _plain(_chain_words(run)), "", *_rows(("on the chain", "of it"), rows)]
-    return lines
-
-
-def _course_lines(run: Explained) -> list[str]:
-    """Some twelve rows of it."""
-    rows = run.history.rows
-    if not rows:
-        return [_plain(_sentence(run.missing.get("throughput", "No row of metrics was written.")))]
-    step = max(1, -(-len(rows) // 12))
-    taken = rows[(len(rows) - 1) % step :: step]
-    names = [f"flow/{name}_sps" for name in FLOWS]
-    told = [
-        (
-            f"{row['wall_s']:.1f}",
-            human(row["step"]),
-            *(_told(row.get(name), human) or "–" for name in names),
-            _told(row.get("rollout/ep_rew_mean"), number) or "–",
-        )
-        for row in taken
-    ]
-    return _rows(("seconds", "steps", *(f"{n}/s" for n in FLOWS), "return"), told)
-
-
-def _staleness_lines(run: Explained) -> list[str]:
-    if run.histogram is None:
-        return [_plain(_sentence(run.missing["staleness"]))]
-    bins = binned(run.histogram)
-    total = sum(count for _, _, count in bins)
-    merged = _merged(bins, 12)
-    shares = charts.rounded([count / total for _, _, count in merged])
-    rows = [
-        (_between(low, high), f"{percent:.1f} %", "█" * round(percent / 4))
-        for (low, high, _), percent in zip(merged, shares, strict=True)
-    ]
-    return [_sentence(staleness_words(run)), "", *_rows(("updates behind", "of it", ""), rows)]
-
-
-def _merged(
-    bins: Sequence[tuple[float, float, float]], most: int
-) -> list[tuple[float, float, float]]:
-    size = -(-len(bins) // most)
-    return [
-        (part[0][0], part[-1][1], sum(count for _, _, count in part))
-        for part in (bins[i : i + size] for i in range(0, len(bins), size))
-    ]
-
-
-def _between(low: float, high: float) -> str:
-    first, last = math.ceil(low), math.ceil(high) - 1
-    return f"{first}" if last <= first else f"{first} to {last}"
-
-
-def _fault_lines(run: Explained) -> list[str]:
-    lines = [f"{name.replace('_', ' ')}: {value}  " for name, value in run.notes.items()]
-    if run.faults:
-        lines += ["", *_rows(("when", "who", "what", "what was done"),
-                             [_fault(fault) for fault in run.faults[-MOST_FAULTS:]])]  # fmt: skip
-    return lines or ["None."]
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return lines + [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in rows]
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown takes as it is: in one line, with nothing that it would read as markup."""
-    text = " ".join(str(text).split())
-    for mark in ("\\", "|", "<", ">", "*", "_", "`", "[", "]"):
-        text = text.replace(mark, f"\\{mark}")
-    return text
-
-
-def milliseconds(seconds: float) -> str:
-    if seconds >= 1.0:
-        return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
-        return f"{1e3 * seconds:.3g} ms"
-    return f"{1e6 * seconds:.3g} µs"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def _error(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:+.1f} %"
-
-
-def _told(value: float | None, words: Callable[[float], str]) -> str | None:
-    return None if value is None or not math.isfinite(value) else words(value)

@@ -11,7 +11,8 @@ from tianji.errors import Refusal
 from tianji.history import History
 from tianji.view import charts, timeline
 from tianji.view.charts import Axis, Series
-from tianji.view.report import bar, newest, page, table
+from tianji.view.report import newest, page, table
+from tianji.view.words import bar
 
 DASHES = ("", "6 4", "2 3")
 """of the lines beyond the first so many colours"""
