@@ -80,6 +80,19 @@ def test_what_hosts_are_forked_from_is_not_kept_where_it_would_not_be_the_same(
         assert len(started) == 5
 
 
+def test_what_was_cut_off_is_not_kept(started):
+    """It may still have something to say to the run that is gone."""
+    with tianji.warm():
+        with pytest.raises(Failure), run._server(PPO, LOCAL):
+            raise Failure("planted")
+        assert run._spare == started, "a run that failed has heard all"
+        with pytest.raises(KeyboardInterrupt), run._server(PPO, LOCAL):
+            raise KeyboardInterrupt
+        assert run._spare == []
+        assert len(started) == 1
+        assert started[0].process.poll() is not None
+
+
 def test_another_thread_starts_its_own(started, tmp_path):
     """What it starts is killed when it ends."""
     with tianji.warm():

@@ -6,28 +6,8 @@ import math
 from collections.abc import Sequence
 
 from tianji.explain import FLOWS, MOST_FAULTS, Explained
-from tianji.view import charts
+from tianji.view import charts, words
 from tianji.view.status import human, number
-from tianji.view.words import (
-    CHANGED,
-    COMPARED,
-    bar,
-    binned,
-    chain_words,
-    change_row,
-    compared_rows,
-    critical_words,
-    facts,
-    fault_row,
-    host_words,
-    if_known,
-    kind_words,
-    links,
-    milliseconds,
-    planned_words,
-    sentence,
-    staleness_words,
-)
 
 
 def markdown(run: Explained) -> str:
@@ -36,7 +16,7 @@ def markdown(run: Explained) -> str:
     lines = [f"# {_plain(name)}", "", f"**{run.status}**: {_plain(run.ending)}", ""]
     if run.verdict:
         lines += [f"**{_plain(run.verdict)}**", ""]
-    lines += _rows(("", ""), facts(run))
+    lines += _rows(("", ""), words.facts(run))
     for title, inside in (
         ("What to change next", _advice_lines(run)),
         ("Plan against reality", _plan_lines(run)),
@@ -47,9 +27,13 @@ def markdown(run: Explained) -> str:
         ("Faults and restarts", _fault_lines(run)),
         (
             "Actors that were active",
-            run.changes and _rows(CHANGED, [change_row(change) for change in run.changes]),
+            run.changes
+            and _rows(words.CHANGED, [words.change_row(change) for change in run.changes]),
         ),
-        ("Timeline", [_plain(sentence(run.missing.get("timeline", "it is on the HTML page.")))]),
+        (
+            "Timeline",
+            [_plain(words.sentence(run.missing.get("timeline", "it is on the HTML page.")))],
+        ),
         ("What ran", _rows(("", ""), list(run.about.items()))),
     ):
         if inside:
@@ -60,7 +44,7 @@ def markdown(run: Explained) -> str:
 def summary(run: Explained) -> list[str]:
     """A few lines for a terminal."""
     lines = [f"{run.status}: {run.ending}"]
-    lines += [f"  {name:<26} {text}" for name, text in facts(run)]
+    lines += [f"  {name:<26} {text}" for name, text in words.facts(run)]
     if run.verdict:
         lines.append(f"  {'bottleneck':<26} {run.verdict}")
     return lines + [f"next: {text}" for text in run.advice]
@@ -74,8 +58,12 @@ def _advice_lines(run: Explained) -> list[str]:
 
 def _plan_lines(run: Explained) -> list[str]:
     if run.planned is None:
-        return [_plain(sentence(run.missing["plan"]))]
-    return [_plain(planned_words(run.planned)), "", *_rows(COMPARED, compared_rows(run.planned))]
+        return [_plain(words.sentence(run.missing["plan"]))]
+    return [
+        _plain(words.planned(run.planned)),
+        "",
+        *_rows(words.COMPARED, words.compared_rows(run.planned)),
+    ]
 
 
 WIDE = 50
@@ -83,29 +71,29 @@ WIDE = 50
 
 
 def _time_lines(run: Explained) -> list[str]:
-    lines = [_plain(sentence(run.missing["time"])), ""] if "time" in run.missing else []
+    lines = [_plain(words.sentence(run.missing["time"])), ""] if "time" in run.missing else []
     for host, shares in run.time.items():
         drawn, end = "", 0.0
-        entries = bar(host, shares)
+        entries = words.bar(host, shares)
         for i, (color, part, _, _) in enumerate(entries):
             end += part
             glyph = "·" if color.startswith("w") else "█▓▒"[i % 3]
             drawn += glyph * (round(WIDE * end) - len(drawn))
-        lines += [f"{host_words(host)}, of {run.time_seconds:.1f} s", "", f"    {drawn}", ""]
+        lines += [f"{words.host_words(host)}, of {run.time_seconds:.1f} s", "", f"    {drawn}", ""]
         lines += [*_rows(("", "share"), [(name, figure) for _, _, name, figure in entries]), ""]
     return lines[:-1] if lines and not lines[-1] else lines
 
 
 def _critical_lines(run: Explained) -> list[str]:
     if run.cycle is None:
-        return [_plain(sentence(run.missing["critical path"]))]
-    lines = [_plain(text) for text in critical_words(run)]
-    rows = [(phase, milliseconds(s)) for phase, s in
+        return [_plain(words.sentence(run.missing["critical path"]))]
+    lines = [_plain(text) for text in words.critical(run)]
+    rows = [(phase, words.milliseconds(s)) for phase, s in
             sorted(run.cycle.phases.items(), key=lambda item: -item[1])]  # fmt: skip
     lines += ["", *_rows(("in one update's cycle", "time"), rows)]
     if run.chain is not None:
-        rows = [(kind_words(key), percent) for key, _, percent in links(run)]
-        lines += ["", _plain(chain_words(run)), "", *_rows(("on the chain", "of it"), rows)]
+        rows = [(words.kind_words(key), percent) for key, _, percent in words.links(run)]
+        lines += ["", _plain(words.chain(run)), "", *_rows(("on the chain", "of it"), rows)]
     return lines
 
 
@@ -113,7 +101,9 @@ def _course_lines(run: Explained) -> list[str]:
     """Some twelve rows of it."""
     rows = run.history.rows
     if not rows:
-        return [_plain(sentence(run.missing.get("throughput", "No row of metrics was written.")))]
+        return [
+            _plain(words.sentence(run.missing.get("throughput", "No row of metrics was written.")))
+        ]
     step = max(1, -(-len(rows) // 12))
     taken = rows[(len(rows) - 1) % step :: step]
     names = [f"flow/{name}_sps" for name in FLOWS]
@@ -121,8 +111,8 @@ def _course_lines(run: Explained) -> list[str]:
         (
             f"{row['wall_s']:.1f}",
             human(row["step"]),
-            *(if_known(row.get(name), human) or "–" for name in names),
-            if_known(row.get("rollout/ep_rew_mean"), number) or "–",
+            *(words.if_known(row.get(name), human) or "–" for name in names),
+            words.if_known(row.get("rollout/ep_rew_mean"), number) or "–",
         )
         for row in taken
     ]
@@ -131,8 +121,8 @@ def _course_lines(run: Explained) -> list[str]:
 
 def _staleness_lines(run: Explained) -> list[str]:
     if run.histogram is None:
-        return [_plain(sentence(run.missing["staleness"]))]
-    bins = binned(run.histogram)
+        return [_plain(words.sentence(run.missing["staleness"]))]
+    bins = words.binned(run.histogram)
     total = sum(count for _, _, count in bins)
     merged = _merged(bins, 12)
     shares = charts.rounded([count / total for _, _, count in merged])
@@ -140,7 +130,11 @@ def _staleness_lines(run: Explained) -> list[str]:
         (_between(low, high), f"{percent:.1f} %", "█" * round(percent / 4))
         for (low, high, _), percent in zip(merged, shares, strict=True)
     ]
-    return [sentence(staleness_words(run)), "", *_rows(("updates behind", "of it", ""), rows)]
+    return [
+        words.sentence(words.staleness(run)),
+        "",
+        *_rows(("updates behind", "of it", ""), rows),
+    ]
 
 
 def _merged(
@@ -161,7 +155,7 @@ def _between(low: float, high: float) -> str:
 def _fault_lines(run: Explained) -> list[str]:
     lines = [f"{name.replace('_', ' ')}: {value}  " for name, value in run.notes.items()]
     if run.faults:
-        last = [fault_row(fault) for fault in run.faults[-MOST_FAULTS:]]
+        last = [words.fault_row(fault) for fault in run.faults[-MOST_FAULTS:]]
         lines += ["", *_rows(("when", "who", "what", "what was done"), last)]
     return lines or ["None."]
 

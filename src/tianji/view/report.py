@@ -10,28 +10,9 @@ import numpy as np
 
 from tianji.explain import FLOWS, MOST_FAULTS, Explained
 from tianji.trace import Track
-from tianji.view import charts, timeline
+from tianji.view import charts, timeline, words
 from tianji.view.charts import Axis, Series
 from tianji.view.status import human
-from tianji.view.words import (
-    CHANGED,
-    COMPARED,
-    bar,
-    binned,
-    chain_words,
-    change_row,
-    compared_rows,
-    critical_words,
-    facts,
-    fault_row,
-    host_words,
-    kind_words,
-    links,
-    milliseconds,
-    planned_words,
-    sentence,
-    staleness_words,
-)
 
 STYLE = (
     charts.STYLE
@@ -111,7 +92,9 @@ def page(title: str, inside: str, style: str = "", script: str = "") -> str:
 
 def _head(run: Explained, name: str) -> str:
     mood = "good" if run.status == "done" else "bad" if run.status in BAD else "soft"
-    tiles = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts(run))
+    tiles = "".join(
+        f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in words.facts(run)
+    )
     verdict = f"<p><strong>{escape(run.verdict)}</strong></p>" if run.verdict else ""
     title = " · ".join(run.about[k] for k in ("algorithm", "environment", "preset", "engine")
                        if k in run.about)  # fmt: skip
@@ -138,19 +121,18 @@ def _advice(run: Explained) -> str:
 def _plan(run: Explained) -> str:
     if run.planned is None:
         return _gap(run, "plan")
-    return (
-        f"<p>{escape(planned_words(run.planned))}</p>{table(COMPARED, compared_rows(run.planned))}"
-    )
+    rows = words.compared_rows(run.planned)
+    return f"<p>{escape(words.planned(run.planned))}</p>{table(words.COMPARED, rows)}"
 
 
 def _time(run: Explained) -> str:
     parts = [_gap(run, "time")]
     for host, shares in run.time.items():
-        entries = bar(host, shares)
+        entries = words.bar(host, shares)
         told = ", ".join(f"{name} {figure}" for _, _, name, figure in entries)
         seconds = f" <span class='soft'>of {run.time_seconds:.1f} s</span>"
         parts.append(
-            f"<h3>{escape(host_words(host))}{seconds}</h3>"
+            f"<h3>{escape(words.host_words(host))}{seconds}</h3>"
             + charts.share(
                 [(color, part, f"{name} {figure}") for color, part, name, figure in entries],
                 f"{host}: {told}",
@@ -164,15 +146,20 @@ def _critical(run: Explained) -> str:
     if run.cycle is None:
         return _gap(run, "critical path")
     rows = [
-        (phase, milliseconds(seconds), f"{seconds / run.cycle.seconds:.1%}".replace("%", " %"))
+        (
+            phase,
+            words.milliseconds(seconds),
+            f"{seconds / run.cycle.seconds:.1%}".replace("%", " %"),
+        )
         for phase, seconds in sorted(run.cycle.phases.items(), key=lambda item: -item[1])
     ]
-    parts = [f"<p>{escape(text)}</p>" for text in critical_words(run)]
+    parts = [f"<p>{escape(text)}</p>" for text in words.critical(run)]
     parts.append(table(("in one update's cycle", "time", "of the cycle"), rows))
     if run.chain is not None:
-        rows = [(kind_words(key), milliseconds(seconds / max(run.chain.updates, 1)), percent)
-                for key, seconds, percent in links(run)]  # fmt: skip
-        parts.append(f"<h3>Longest chain</h3><p>{escape(chain_words(run))}</p>")
+        updates = max(run.chain.updates, 1)
+        rows = [(words.kind_words(key), words.milliseconds(seconds / updates), percent)
+                for key, seconds, percent in words.links(run)]  # fmt: skip
+        parts.append(f"<h3>Longest chain</h3><p>{escape(words.chain(run))}</p>")
         parts.append(table(("on the chain", "for each update", "of it"), rows))
     return "".join(parts)
 
@@ -198,7 +185,7 @@ def _throughput(run: Explained) -> str:
 
 def _return(run: Explained) -> str:
     figures = []
-    for over, label, words in (
+    for over, label, what in (
         ("step", "steps received", "steps"), ("wall_s", "seconds", "seconds"),
     ):  # fmt: skip
         training = Series("in training, mean of the last 100 episodes",
@@ -206,12 +193,12 @@ def _return(run: Explained) -> str:
         played = Series("evaluated, greedy", run.history.played(over), "c2")
         chart = charts.lines(
             [training] if training.points else [], Axis(label, zero=True), Axis("return"),
-            f"Mean return over the {words} of the run", [played] if played.points else [],
+            f"Mean return over the {what} of the run", [played] if played.points else [],
         )  # fmt: skip
         if chart:
             shown = [one for one in (training, played) if one.points]
             key = charts.key([(one.color, one.name, "") for one in shown])
-            figures.append(f"<figure><figcaption>over {words}</figcaption>{chart}{key}</figure>")
+            figures.append(f"<figure><figcaption>over {what}</figcaption>{chart}{key}</figure>")
     if not figures:
         return "<p>No episode had ended when a row was written, so there is no return to show.</p>"
     return f'<div class="two">{"".join(figures)}</div>'
@@ -220,14 +207,14 @@ def _return(run: Explained) -> str:
 def _staleness(run: Explained) -> str:
     if run.histogram is None:
         return _gap(run, "staleness")
-    bins = binned(run.histogram)
+    bins = words.binned(run.histogram)
     total = sum(count for _, _, count in bins)
     shares = [(low, high, 100 * count / total) for low, high, count in bins]
     figures = [
         "<figure><figcaption>of what updates consumed</figcaption>"
         + charts.bars(
             shares, Axis("staleness, in updates", whole=True), Axis("%"),
-            f"How often what staleness was consumed: {staleness_words(run)}",
+            f"How often what staleness was consumed: {words.staleness(run)}",
         )
         + "</figure>"
     ]  # fmt: skip
@@ -242,9 +229,8 @@ def _staleness(run: Explained) -> str:
             )
             + "</figure>"
         )  # fmt: skip
-    return (
-        f'<p>{escape(sentence(staleness_words(run)))}</p><div class="two">{"".join(figures)}</div>'
-    )
+    told = escape(words.sentence(words.staleness(run)))
+    return f'<p>{told}</p><div class="two">{"".join(figures)}</div>'
 
 
 def against(run: Explained) -> list[tuple[float, float]]:
@@ -260,7 +246,7 @@ def _faults(run: Explained) -> str:
         told = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in run.notes.items())
         parts.append(f"<p>{escape(told)}</p>")
     if run.faults:
-        rows = [fault_row(fault) for fault in run.faults[-MOST_FAULTS:]]
+        rows = [words.fault_row(fault) for fault in run.faults[-MOST_FAULTS:]]
         more = len(run.faults) - len(rows)
         if more > 0:
             parts.append(f"<p>The last {len(rows)} of {len(run.faults)}:</p>")
@@ -271,7 +257,7 @@ def _faults(run: Explained) -> str:
 def _changes(run: Explained) -> str:
     if not run.changes:
         return ""
-    return table(CHANGED, [change_row(change) for change in run.changes])
+    return table(words.CHANGED, [words.change_row(change) for change in run.changes])
 
 
 def _timeline(run: Explained) -> str:
@@ -316,7 +302,7 @@ def _thinned(run: Explained) -> str:
 def _gap(run: Explained, section: str) -> str:
     """What a section has not, and why."""
     why = run.missing.get(section)
-    return f'<p class="soft">{escape(sentence(why))}</p>' if why else ""
+    return f'<p class="soft">{escape(words.sentence(why))}</p>' if why else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:

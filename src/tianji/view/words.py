@@ -60,12 +60,12 @@ def facts(run: Explained) -> list[tuple[str, str]]:
 COMPARED = ("steps/s", "predicted", "measured", "error")
 
 
-def planned_words(plan: Planned) -> str:
+def planned(plan: Planned) -> str:
     binding = f" The plan expected the {plan.binding} to bind." if plan.binding else ""
-    return f"Chosen: {chosen_words(plan.choice)}.{binding}"
+    return f"Chosen: {chosen(plan.choice)}.{binding}"
 
 
-def chosen_words(choice: Mapping[str, Any]) -> str:
+def chosen(choice: Mapping[str, Any]) -> str:
     """In words; a plan that another version wrote may not have all that they take."""
     try:
         return f"{(found := Choice(**choice))}, rollouts of {found.rollout_length} steps"
@@ -124,7 +124,7 @@ def host_words(host: str) -> str:
     )
 
 
-def critical_words(run: Explained) -> list[str]:
+def critical(run: Explained) -> list[str]:
     """Who bounds an update, and whom the learner waited for."""
     cycle = run.cycle
     assert cycle is not None
@@ -181,7 +181,7 @@ def links(run: Explained) -> list[tuple[str, float, str]]:
     return [(key, s, f"{p:.1f} %") for (key, s), p in zip(order, percents, strict=True)]
 
 
-def chain_words(run: Explained) -> str:
+def chain(run: Explained) -> str:
     chain = run.chain
     assert chain is not None
     return (
@@ -196,7 +196,7 @@ def chain_words(run: Explained) -> str:
     )
 
 
-def staleness_words(run: Explained) -> str:
+def staleness(run: Explained) -> str:
     found = run.staleness
     if found is None:
         return "nothing was consumed."
