@@ -8,16 +8,16 @@ that changes nothing of what is learnt (replay: with the envs that are best for 
 of these, interleaved with further profiles: in each round --turns of every way, in turn. As the
 machine's own speed drifts, a round's runs are compared with the prediction of the profile just
 before them; the median over rounds counts. What the plan's way reached of the best is told by the
-quickest second of each in all rounds, or by whole runs of few updates: where others use the
-machine, too, a core that they disturb is slower by a third for seconds to minutes, and ways that do
-the same would seem to differ by as much. --add makes further rounds, at another time, of the same
-ways. Where there are more ways than --most, half of those that are run are predicted to be best,
-and the others are spread from there to the worst. With --sweep S every single way is run before,
-for S seconds, in random order; then again the better third, and so on until --most are left; rounds
-are made of the best of them and of the plan's. --add goes on with a sweep that --limit cut. New
-steps are those that updates follow; the share of rows that are steps, which grows with the length
-of episodes, is the profile's. The bars are an error of at most 15 % for each plan and of 8 % in the
-median, and a plan that reaches 0.95 of the best. Results:
+mean of all runs of each in all rounds, with a 95 % interval over turns: where others use the
+machine, too, one run differs from the next of the same way by a tenth or more, so that many short
+runs tell ways apart, and few long ones do not. --add makes further rounds, at another time, of the
+same ways. Where there are more ways than --most, half of those that are run are predicted to be
+best, and the others are spread from there to the worst. With --sweep S every single way is run
+before, for S seconds, in random order; then again the better third by their quickest second, and so
+on until --most are left; rounds are made of the best of them and of the plan's. --add goes on with
+a sweep that --limit cut. New steps are those that updates follow; the share of rows that are steps,
+which grows with the length of episodes, is the profile's. The bars are an error of at most 15 % for
+each plan and of 8 % in the median, and a plan that reaches 0.95 of the best. Results:
 benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and each round, and
 docs/plan.svg, which --draw alone draws again.
 """
@@ -99,8 +99,10 @@ def main() -> None:
             words = f"{name}: {way['words']}" + (" *" if way["chosen"] else "")
             speeds = f"{way['predicted']:,.0f}", f"{way['measured']:,.0f}"
             rows.append((words, *speeds, f"{way['error']:+.1%}"))
-        print(f"{name}: plan {case['reached']:.2f} of the best run; error of the plan "
-              f"{case['error']:+.1%}; profile {case['profile_s']:.0f} s", flush=True)  # fmt: skip
+        low, high = case["interval"]
+        print(f"{name}: plan {case['reached']:.2f} [{low:.2f}, {high:.2f}] of the best; error of "
+              f"the plan {case['error']:+.1%}; profile {case['profile_s']:.0f} s",
+              flush=True)  # fmt: skip
     if not cases:
         return
     print(table(("way (* the plan)", "predicted", "measured", "error"), rows))
@@ -170,11 +172,9 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
                 way["predictions"].append(p.new)
                 least = long_enough(config, found.task, p, arguments.seconds)
                 tasks[str(i)] = partial(one, found, p, least)
-            shift = len(case["ways"][0]["samples"])
-            for i, speeds in interleaved(tasks, arguments.turns, shift).items():
-                way = case["ways"][int(i)]
-                way["samples"].append(float(np.mean([speed.mean for speed in speeds])))
-                way["quiet"].append(max(speed.quiet for speed in speeds))
+            before = sum(map(len, case["ways"][0]["runs"]))
+            for i, speeds in interleaved(tasks, arguments.turns, before).items():
+                case["ways"][int(i)]["runs"].append([speed.mean for speed in speeds])
             now = time.monotonic()
             print(f"{now - begun:4.0f} s", flush=True)
             case = compared(case)
@@ -251,9 +251,6 @@ def earlier(name: str, more: list[str]) -> dict[str, Any]:
     for key in ("cpu", "cores", "torch"):
         if there[key] != here[key]:
             sys.exit(f"{path.name}: {key} was {there[key]}, here it is {here[key]}")
-    if any("quiet" not in way for way in case["ways"]):
-        sys.exit(f"{path.name} does not tell what its ways made in their quickest second, so that "
-                 f"nothing can be added: leave --add out")  # fmt: skip
     if case["overrides"] != more:
         sys.exit(f"{path.name} is of a config with {case['overrides']}: repeat them after --")
     return case
@@ -282,7 +279,7 @@ def started(
     ways = [
         {"choice": dataclasses.asdict(way.choice), "words": str(way.choice),
          "binding": way.binding, "chosen": way.choice == best.choice,
-         "samples": [], "quiet": [], "predictions": []}
+         "runs": [], "predictions": []}
         for way in ranked
     ]  # fmt: skip
     return {"ways": ways, "profile_s": found.seconds, "rates": found.rates.tree(),
@@ -312,15 +309,31 @@ def run(
 
 def compared(case: dict[str, Any]) -> dict[str, Any]:
     """With what was predicted and measured of every way, in the median; the error of its rounds,
-    and in their median; and what the plan's own way reached of the best, in its best second."""
+    and in their median; and what the plan's own way reached of the best, in the mean of all runs,
+    with an interval over turns."""
     for way in case["ways"]:
-        predictions, samples = np.array(way["predictions"]), np.array(way["samples"])
-        way["predicted"], way["measured"] = float(np.median(predictions)), float(np.median(samples))
-        way["errors"] = (predictions / samples - 1).tolist()
+        rounds = np.array([np.mean(runs) for runs in way["runs"]])
+        predictions = np.array(way["predictions"])
+        way["predicted"], way["measured"] = float(np.median(predictions)), float(np.median(rounds))
+        way["errors"] = (predictions / rounds - 1).tolist()
         way["error"] = float(np.median(way["errors"]))
     mine = next(way for way in case["ways"] if way["chosen"])
-    reached = max(mine["quiet"]) / max(max(way["quiet"]) for way in case["ways"])
-    return case | {"error": mine["error"], "reached": reached}
+    own, best = turns_of(mine), max(map(turns_of, case["ways"]), key=np.mean)
+    return case | {"error": mine["error"], "reached": float(own.mean() / best.mean()),
+                   "interval": interval(own, best)}  # fmt: skip
+
+
+def turns_of(way: dict[str, Any]) -> np.ndarray:
+    """New steps per second of its runs in all rounds."""
+    return np.concatenate(way["runs"])
+
+
+def interval(own: np.ndarray, best: np.ndarray, resamples: int = 10_000) -> list[float]:
+    """The ends of the 95 % bootstrap interval of what the one reached of the other; both ran in
+    every turn."""
+    picked = np.random.default_rng(0).integers(len(own), size=(resamples, len(own)))
+    ratios = own[picked].mean(axis=1) / best[picked].mean(axis=1)
+    return np.percentile(ratios, [2.5, 97.5]).tolist()
 
 
 def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> float:

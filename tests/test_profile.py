@@ -585,17 +585,20 @@ def plan(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_plan_is_judged_by_its_rounds(plan):
-    mine = {"chosen": True, "predictions": [100.0, 50.0, 90.0], "samples": [100.0, 55.0, 60.0],
-            "quiet": [120.0, 80.0, 70.0]}  # fmt: skip
-    other = {"chosen": False, "predictions": [1.0] * 3, "samples": [80.0, 50.0, 120.0],
-             "quiet": [100.0, 90.0, 150.0]}  # fmt: skip
+def test_a_plan_is_judged_by_its_rounds_and_its_choice_by_all_runs(plan):
+    mine = {"chosen": True, "predictions": [100.0, 50.0, 90.0],
+            "runs": [[90.0, 110.0], [55.0, 55.0], [60.0, 60.0]]}  # fmt: skip
+    other = {"chosen": False, "predictions": [1.0] * 3,
+             "runs": [[80.0, 80.0], [50.0, 50.0], [120.0, 120.0]]}  # fmt: skip
     found = plan.compared({"ways": [mine, other]})
     assert found["ways"][0]["errors"] == pytest.approx([0.0, 50 / 55 - 1, 0.5])
     assert found["error"] == pytest.approx(0.0), "the middle one, and not 90 over 60"
-    assert found["reached"] == pytest.approx(0.8), "in the best second of each"
-    mine["quiet"][1] = 160.0
-    assert plan.compared({"ways": [mine, other]})["reached"] == 1.0
+    assert found["reached"] == pytest.approx(430 / 500)
+    low, high = found["interval"]
+    assert 0.5 <= low < found["reached"] < high <= 110 / 80, "no turn is beyond"
+    mine["runs"][2] = [180.0, 60.0]
+    found = plan.compared({"ways": [mine, other]})
+    assert (found["reached"], found["interval"]) == (1.0, [1.0, 1.0])
 
 
 def test_a_sweep_runs_every_way_and_the_better_ones_again(plan, monkeypatch):
