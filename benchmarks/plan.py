@@ -7,19 +7,19 @@ For each config: a profile; a prediction for every way to spread it over the cor
 that changes nothing of what is learnt (replay: with the envs that are best for it); then real runs
 of these, interleaved with further profiles: in each round --turns of every way, in turn. As the
 machine's own speed drifts, a round's runs are compared with the prediction of the profile just
-before them; the median over rounds counts. What the plan's way reached of the best is told by the
-mean of all runs of each in all rounds, with a 95 % interval over turns: where others use the
-machine, too, one run differs from the next of the same way by a tenth or more, so that many short
-runs tell ways apart, and few long ones do not. --add makes further rounds, at another time, of the
-same ways. Where there are more ways than --most, half of those that are run are predicted to be
-best, and the others are spread from there to the worst. With --sweep S every single way is run
-before, for S seconds, in random order; then again the better third by their quickest second, and so
-on until --most are left; rounds are made of the best of them and of the plan's. --add goes on with
-a sweep that --limit cut. New steps are those that updates follow; the share of rows that are steps,
-which grows with the length of episodes, is the profile's. The bars are an error of at most 15 % for
-each plan and of 8 % in the median, and a plan that reaches 0.95 of the best. Results:
-benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and each round, and
-docs/plan.svg, which --draw alone draws again.
+before them, and so are a sweep's; the median of these errors counts. What the plan's way reached of
+the best is told by the mean of all runs of each in all rounds, with a 95 % interval over turns:
+where others use the machine, too, one run differs from the next of the same way by a tenth or more,
+so that many short runs tell ways apart, and few long ones do not. --add makes further rounds, at
+another time, of the same ways. Where there are more ways than --most, half of those that are run
+are predicted to be best, and the others are spread from there to the worst. With --sweep S every
+single way is run before, for S seconds, in random order; then again the better third by their
+quickest second, and so on until --most are left; rounds are made of the best of them and of the
+plan's. --add goes on with a sweep that --limit cut. New steps are those that updates follow; the
+share of rows that are steps, which grows with the length of episodes, is the profile's. The bars
+are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of
+the best. Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and
+each round, and docs/plan.svg, which --draw alone draws again.
 """
 
 import os
@@ -308,14 +308,18 @@ def run(
 
 
 def compared(case: dict[str, Any]) -> dict[str, Any]:
-    """With what was predicted and measured of every way, in the median; the error of its rounds,
-    and in their median; and what the plan's own way reached of the best, in the mean of all runs,
-    with an interval over turns."""
+    """With what was predicted and measured of every way, in the median of the rounds and of the
+    sweep; the error of each, and in their median; and what the plan's own way reached of the best,
+    in the mean of all runs of the rounds, with an interval over turns."""
     for way in case["ways"]:
-        rounds = np.array([np.mean(runs) for runs in way["runs"]])
-        predictions = np.array(way["predictions"])
-        way["predicted"], way["measured"] = float(np.median(predictions)), float(np.median(rounds))
-        way["errors"] = (predictions / rounds - 1).tolist()
+        pairs = [(one["predicted"], one["new"]) for one in case["sweep"]
+                 if one["choice"] == way["choice"]]  # fmt: skip
+        pairs += zip(way["predictions"], way["runs"], strict=True)
+        predictions = np.array([predicted for predicted, _ in pairs])
+        measured = np.array([np.mean(runs) for _, runs in pairs])
+        way["predicted"] = float(np.median(predictions))
+        way["measured"] = float(np.median(measured))
+        way["errors"] = (predictions / measured - 1).tolist()
         way["error"] = float(np.median(way["errors"]))
     mine = next(way for way in case["ways"] if way["chosen"])
     own, best = turns_of(mine), max(map(turns_of, case["ways"]), key=np.mean)

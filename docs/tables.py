@@ -400,7 +400,7 @@ def trace() -> str:
 def planned() -> str:
     """What plans predicted, and what runs then did."""
     rows = [
-        "| config | plan | predicted, new steps/s | measured | error | rounds | of the best |",
+        "| config | plan | predicted, new steps/s | measured | error | compared | of the best |",
         "|---|---|---|---|---|---|---|",
     ]
     told = set()
@@ -414,7 +414,7 @@ def planned() -> str:
         rows.append(
             f"| `{case['name']}`, {case['machine']['cores']} cores | {way['words']} "
             f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
-            f"| {_from_to(way['errors'])} | {case['reached']:.2f} of {ways} |".replace("%", " %")
+            f"| {_from_to(way['errors'])} | {_reached(case)} of {ways} |".replace("%", " %")
         )
         told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
     note = [
@@ -424,12 +424,19 @@ def planned() -> str:
     return "\n".join([*rows, "", *note, "", *sorted(told)]) + "\n"
 
 
+def _reached(case: dict[str, typing.Any]) -> str:
+    """What a plan reached of the best, with the interval where there were turns to tell it by."""
+    low, high = case["interval"]
+    told = f"{case['reached']:.2f}"
+    return told if low == high else f"{told} [{low:.2f}, {high:.2f}]"
+
+
 def _from_to(errors: list[float]) -> str:
-    """Of several rounds, the least and the most."""
+    """Of several comparisons, the least and the most."""
     if len(errors) == 1:
-        return "one"
+        return "once"
     least, most = (round(100 * error) for error in (min(errors), max(errors)))
-    return f"{len(errors)}: {least:+d} to {most:+d}%"
+    return f"{len(errors)} times: {least:+d} to {most:+d}%"
 
 
 def knee() -> str:

@@ -590,15 +590,26 @@ def test_a_plan_is_judged_by_its_rounds_and_its_choice_by_all_runs(plan):
             "runs": [[90.0, 110.0], [55.0, 55.0], [60.0, 60.0]]}  # fmt: skip
     other = {"chosen": False, "predictions": [1.0] * 3,
              "runs": [[80.0, 80.0], [50.0, 50.0], [120.0, 120.0]]}  # fmt: skip
-    found = plan.compared({"ways": [mine, other]})
+    found = plan.compared({"ways": [mine, other], "sweep": []})
     assert found["ways"][0]["errors"] == pytest.approx([0.0, 50 / 55 - 1, 0.5])
     assert found["error"] == pytest.approx(0.0), "the middle one, and not 90 over 60"
     assert found["reached"] == pytest.approx(430 / 500)
     low, high = found["interval"]
     assert 0.5 <= low < found["reached"] < high <= 110 / 80, "no turn is beyond"
     mine["runs"][2] = [180.0, 60.0]
-    found = plan.compared({"ways": [mine, other]})
+    found = plan.compared({"ways": [mine, other], "sweep": []})
     assert (found["reached"], found["interval"]) == (1.0, [1.0, 1.0])
+
+
+def test_a_sweep_counts_among_the_errors_of_a_plan(plan):
+    mine = {"choice": {"actors": 1}, "chosen": True, "predictions": [110.0], "runs": [[100.0]]}
+    other = {"choice": {"actors": 2}, "chosen": False, "predictions": [90.0], "runs": [[90.0]]}
+    sweep = [{"choice": {"actors": 1}, "predicted": 130.0, "new": [120.0, 80.0]}]
+    found = plan.compared({"ways": [mine, other], "sweep": sweep})
+    assert found["ways"][0]["errors"] == pytest.approx([0.3, 0.1])
+    assert found["error"] == pytest.approx(0.2)
+    assert found["ways"][1]["errors"] == [0.0], "it was not in the sweep"
+    assert found["reached"] == 1.0, "by rounds, in whose turns all ways were run"
 
 
 def test_a_sweep_runs_every_way_and_the_better_ones_again(plan, monkeypatch):
