@@ -17,6 +17,7 @@ from tianji.algorithms.impala import IMPALA
 from tianji.algorithms.mappo import MAPPO
 from tianji.algorithms.ppo import PPO
 from tianji.build import build
+from tianji.columns import CACHED, CHUNK, chunked
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, load_config
 from tianji.distributions import distribution
 from tianji.driver import Serial
@@ -429,3 +430,34 @@ def test_inherited_hyperparameters_have_their_meanings():
     assert rows["algorithm.gamma"] == "discount per step"
     assert "all steps of the rollout" in rows["algorithm.lam"]
     assert all(meaning for key, meaning in rows.items() if key.startswith("algorithm."))
+
+
+class Summed(torch.nn.Module):
+    """Of each row, and whose it is; it notes how many rows it was given at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def forward(self, x, agent=None):
+        self.given.append(len(x))
+        whose = torch.zeros(len(x)) if agent is None else agent.float()
+        return torch.stack([x.flatten(1).sum(1, dtype=torch.float32), whose], 1)
+
+
+def test_a_network_is_given_no_more_pictures_at_once_than_caches_bear():
+    pictures = torch.randint(0, 255, (5, 200, 4, 84, 84), dtype=torch.uint8)
+    agent = torch.arange(200) % 2
+    for whose in (None, agent):
+        seen = Summed()
+        found = chunked(seen, pictures, whose)
+        assert max(seen.given) * 4 * 84 * 84 <= CACHED
+        assert sum(seen.given) == 1000
+        assert torch.equal(found[..., 0], pictures.flatten(2).sum(2, dtype=torch.float32))
+        assert torch.equal(found[..., 1], (0 * agent if whose is None else agent).expand(5, 200))
+    seen = Summed()
+    chunked(seen, torch.zeros(5, 2000, 3), None)
+    assert seen.given == [CHUNK, CHUNK, 10_000 - 2 * CHUNK]
+    huge = Summed()
+    chunked(huge, torch.zeros(2, 1, 1).expand(2, 1, CACHED + 1), None)
+    assert huge.given == [1, 1], "a row is never split"

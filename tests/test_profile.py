@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import tianji
-from tianji import planner, probe, profiler, shape
+from tianji import comparing, planner, probe, profiled, profiler, shape
 from tianji import profile as profiles
 from tianji.__main__ import main
 from tianji.config import EvalConfig, load_config
@@ -445,17 +445,17 @@ class Look:
         self.looks += 1
 
 
-def comparing(config, again, cores=2, preparing=1.0):
+def compares(config, again, cores=2, preparing=1.0):
     """As in a profile, on so many cores, with an actor whose step takes 1 ms for each env."""
-    asked = dataclasses.replace(profiler._Asked.of(config), cores=list(range(cores)))
-    acted = profiler._Acted({8: 8e-3}, {8: 0.5}, 8, {}, None)
-    clock, probes = profiler._Clock(lambda what, left: None), contextlib.ExitStack()
-    return profiler._Comparing(asked, clock, probes, acted, again, {1: 0.01}, preparing)
+    asked = dataclasses.replace(profiled.Asked.of(config), cores=list(range(cores)))
+    acted = profiled.Acted({8: 8e-3}, {8: 0.5}, 8, {}, None)
+    clock, probes = profiled.Clock(lambda what, left: None), contextlib.ExitStack()
+    return comparing.Comparing(asked, clock, probes, acted, again, {1: 0.01}, preparing)
 
 
 def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
     now, done = [0.0], []
-    monkeypatch.setattr(profiler.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(profiled.time, "monotonic", lambda: now[0])
 
     def job(what, seconds, expected=None, came=True):
         def do():
@@ -463,33 +463,33 @@ def test_ratios_are_measured_again_while_there_is_time(monkeypatch):
             done.append(what)
             return came
 
-        return profiler._Job(what, "apart", 1, expected or seconds, do)
+        return comparing.Job(what, "apart", 1, expected or seconds, do)
 
-    one = comparing(load_config(CARTPOLE), Look(1.0))
+    one = compares(load_config(CARTPOLE), Look(1.0))
     quick, slow, late = job("quick", 3), job("slow", 15, expected=10), job("late", 30)
     jobs = one.once([quick, slow, job("nothing", 1, came=False), late])
     assert [(j.what, j.seconds) for j in jobs] == [("quick", 3), ("slow", 15)]
     assert one._clock.skipped == ["nothing", "late"]
     done.clear()
-    monkeypatch.setattr(profiler._Comparing, "that_matter", lambda self, jobs, rates: jobs)
+    monkeypatch.setattr(comparing.Comparing, "that_matter", lambda self, jobs, rates: jobs)
     one.repeat(jobs, None)
     assert done == ["quick", "slow", "quick", "quick"], "then there are 2 s left, of 45"
     now[0] = 20.0
     done.clear()
     one.repeat([job("matters", 1)], None)
-    assert done == ["matters"] * (profiler.MORE - 1)
+    assert done == ["matters"] * (comparing.MORE - 1)
     now[0] = 20.0
     done.clear()
     one._again = idle = Look(0.05)
     one.repeat([job("matters", 1)], None)
-    assert done == ["matters"] * (profiler.TURNS - 1), "a steady machine need not be asked as often"
+    assert done == ["matters"] * (comparing.TURNS - 1), "a steady machine is not asked as often"
     one.repeat([], None)
-    assert idle.looks == profiler.TURNS - 1, "nothing that is compared matters"
+    assert idle.looks == comparing.TURNS - 1, "nothing that is compared matters"
 
 
 def test_only_what_the_best_ways_depend_on_is_looked_at_again():
     config = load_config(CARTPOLE, ["scale.relax=tianji", "scale.engine=local"])
-    one, base = comparing(config, Look(0.0), cores=4), a_profile(config).rates
+    one, base = compares(config, Look(0.0), cores=4), a_profile(config).rates
 
     def mattering(act, learn, **found):
         """Of all that was compared, with an update of one learner inside a process that acts."""
@@ -499,7 +499,7 @@ def test_only_what_the_best_ways_depend_on_is_looked_at_again():
             curves = ratios.curves({1: learn}, learn)
             return dataclasses.replace(base, act={1: act / 8, 8: act}, **curves._asdict())
 
-        jobs = [profiler._Job(f"{kind} {key}", kind, key, 1.0, lambda: True)
+        jobs = [comparing.Job(f"{kind} {key}", kind, key, 1.0, lambda: True)
                 for kind, looks in found.items() for key in looks]  # fmt: skip
         return [job.what for job in one.that_matter(jobs, rates)]
 
@@ -562,7 +562,7 @@ def test_a_whole_profile(tree, relax, capsys):
     said = []
     config = load_config(tree, WORKERS if relax == "gala" else [])
     found = profiler.measure(config, lambda what, left: said.append((what, left)))
-    assert found.seconds < profiler.WHOLE + 5
+    assert found.seconds < profiled.WHOLE + 5
     assert {1, 8, 64, 512} <= set(found.rates.act)
     assert 1 in found.rates.learn
     assert len(found.batches) == 3
@@ -808,7 +808,7 @@ def test_what_if_knows_that_a_batch_grows_with_what_is_consumed_once():
 
 
 def test_learning_on_a_gpu_that_is_not_there_is_not_measured(monkeypatch, capsys):
-    monkeypatch.setattr(profiler.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(profiled.torch.cuda, "is_available", lambda: False)
     with pytest.raises(Refusal, match="there is no GPU here"):
         profiler.measure(load_config(CARTPOLE, ["scale.device=cuda"]))
 
@@ -816,20 +816,20 @@ def test_learning_on_a_gpu_that_is_not_there_is_not_measured(monkeypatch, capsys
 def test_a_learner_on_a_gpu_is_measured_with_actors_that_feed_it_its_own_batches():
     config = load_config(CARTPOLE, ["scale.envs_per_actor=64"])
     task = shape.task_of(config, shape.see(config).env)
-    assert next(profiler.fed_by(task, 7, 64)) == (4, 16)
-    assert list(profiler.fed_by(task, 8, 16)) == [(8, 8), (4, 16)]
-    assert not list(profiler.fed_by(task, 7, 8))
+    assert next(comparing.fed_by(task, 7, 64)) == (4, 16)
+    assert list(comparing.fed_by(task, 8, 16)) == [(8, 8), (4, 16)]
+    assert not list(comparing.fed_by(task, 7, 8))
     replay = dataclasses.replace(task, on_policy=False)
-    assert next(profiler.fed_by(replay, 7, 8)) == (7, 8)
+    assert next(comparing.fed_by(replay, 7, 8)) == (7, 8)
 
 
 def test_a_run_with_a_gpu_is_expected_to_begin_no_sooner_than_a_learner_did(monkeypatch):
-    monkeypatch.setattr(profiler.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(profiled.torch.cuda, "is_available", lambda: True)
     config = load_config(CARTPOLE, ["scale.device=cuda"])
-    quick, slow = (comparing(config, None, 4, seconds)._apart()[0] for seconds in (1.0, 20.0))
+    quick, slow = (compares(config, None, 4, seconds)._apart()[0] for seconds in (1.0, 20.0))
     assert quick.what == "a learner that 2 actors feed"
-    assert quick.seconds == pytest.approx(profiler.START_GPU + 2.0, abs=0.5)
-    assert slow.seconds == pytest.approx(profiler.START + 20.0 + 2.0, abs=0.5)
+    assert quick.seconds == pytest.approx(comparing.START_GPU + 2.0, abs=0.5)
+    assert slow.seconds == pytest.approx(comparing.START + 20.0 + 2.0, abs=0.5)
 
 
 def test_what_others_cost_a_learner_that_was_measured_beside_some_is_counted_once():
@@ -845,7 +845,7 @@ def test_what_others_cost_a_learner_that_was_measured_beside_some_is_counted_onc
 
 def test_cuda_is_never_asked_in_the_process_that_forks(monkeypatch):
     here = os.getpid()
-    monkeypatch.setattr(profiler.torch.cuda, "is_available", lambda: os.getpid() != here)
+    monkeypatch.setattr(profiled.torch.cuda, "is_available", lambda: os.getpid() != here)
     profiler._Profiler(load_config(CARTPOLE, ["scale.device=cuda"]), lambda what, left: None)
 
 
@@ -925,10 +925,10 @@ def test_a_profile_of_workers_runs_as_many_as_there_are_cores_for(monkeypatch):
     def job(self, what, kind, key, run, seconds, making=0.0):
         asked.append((what, key, run.scale.groups, run.scale.relax, run.eval.every))
 
-    monkeypatch.setattr(profiler._Comparing, "_job", job)
-    comparing(config, None, cores=6)._workers()
+    monkeypatch.setattr(comparing.Comparing, "_job", job)
+    compares(config, None, cores=6)._workers()
     assert asked == [("6 workers", 6, 6, "gala", 0), ("2 workers", 2, 2, "gala", 0)]
-    assert comparing(config, None, cores=1)._workers() == []
+    assert compares(config, None, cores=1)._workers() == []
 
 
 def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):
@@ -997,7 +997,7 @@ def test_a_template_neither_evaluates_nor_explores_by_a_ladder():
 def test_batches_are_known_by_the_steps_that_updates_consume():
     """Three envs have no half: two of them are it, about."""
     config = load_config(CARTPOLE, ["scale.envs_per_actor=3"])
-    acted = profiler._Acted({3: 1e-4}, {3: 0.5}, 3, {}, None)
+    acted = profiled.Acted({3: 1e-4}, {3: 0.5}, 3, {}, None)
     found = profiler._Profiler(config, lambda what, left: None)._batches(acted, 23, 1.0, 0.5)
     small, own, large = sorted(found)
     assert own == 23
@@ -1129,7 +1129,7 @@ def test_a_slow_env_is_measured_in_time(seconds, cache):
     env = {"id": "planted/Sleeper", "imports": ["planted"], "kwargs": {"seconds": seconds}}
     config = load_config({**CARTPOLE, "env": env}, ["scale.rollout_length=64"])
     found = profiler.measure(config)
-    assert found.seconds < profiler.WHOLE
+    assert found.seconds < profiled.WHOLE
     assert found.rates.step(1) == pytest.approx(seconds, rel=0.2)
     assert found.rates.learn[1] < 1.0
     plan = planner.make(config, found)

@@ -20,7 +20,10 @@ from tianji.sight import Sight
 from tianji.types import Array, Rollout
 
 CHUNK = 4096
-"""rows whose values are computed at once"""
+"""rows whose values are computed at once, at most"""
+CACHED = 1 << 23
+"""numbers in these rows, at most, on a CPU: what layers make of more pictures needs fresh memory,
+which takes longer than the convolutions"""
 
 
 class Each(nn.ModuleList):
@@ -130,10 +133,13 @@ def unroll(
 
 def chunked(module: nn.Module, x: Tensor, agent: Tensor | None) -> Tensor:
     """A feed-forward network over [R, N, ...], a chunk at a time: [R, N, n]."""
+    rows = CHUNK
+    if x.device.type == "cpu":
+        rows = min(CHUNK, max(1, CACHED // max(1, x[0, 0].numel())))
+    parts = torch.split(x.flatten(0, 1), rows)
     if agent is None:
-        rows = torch.cat([module(part) for part in torch.split(x.flatten(0, 1), CHUNK)])
+        answers = [module(part) for part in parts]
     else:
-        each = torch.split(agent.repeat(len(x)), CHUNK)
-        parts = torch.split(x.flatten(0, 1), CHUNK)
-        rows = torch.cat([module(part, a) for part, a in zip(parts, each, strict=True)])
-    return rows.view(*x.shape[:2], -1)
+        whose = torch.split(agent.repeat(len(x)), rows)
+        answers = [module(part, mine) for part, mine in zip(parts, whose, strict=True)]
+    return torch.cat(answers).view(*x.shape[:2], -1)
