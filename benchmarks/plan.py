@@ -7,19 +7,20 @@ For each config: a profile; a prediction for every way to spread it over the cor
 that changes nothing of what is learnt (replay: with the envs that are best for it); then real runs
 of these, interleaved with further profiles: in each round --turns of every way, in turn. As the
 machine's own speed drifts, a round's runs are compared with the prediction of the profile just
-before them, and so are a sweep's; the median of these errors counts. What the plan's way reached of
-the best is told by the mean of all runs of each in all rounds, with a 95 % interval over turns:
-where others use the machine, too, one run differs from the next of the same way by a tenth or more,
-so that many short runs tell ways apart, and few long ones do not. --add makes further rounds, at
-another time, of the same ways. Where there are more ways than --most, half of those that are run
-are predicted to be best, and the others are spread from there to the worst. With --sweep S every
-single way is run before, for S seconds, in random order; then again the better third by their
-quickest second, and so on until --most are left; rounds are made of the best of them and of the
-plan's. --add goes on with a sweep that --limit cut. New steps are those that updates follow; the
-share of rows that are steps, which grows with the length of episodes, is the profile's. The bars
-are an error of at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of
-the best. Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and
-each round, and docs/plan.svg, which --draw alone draws again.
+before them, and a sweep's, which take longer, with that of the one before the sweep; the median of
+these errors counts. What the plan's way reached of the best is told by the mean of all runs of each
+in all rounds, with a 95 % interval over turns: where others use the machine, too, one run differs
+from the next of the same way by a tenth or more, so that many short runs tell ways apart, and few
+long ones do not. --add makes further rounds, at another time, of the same ways. Where there are
+more ways than --most, half of those that are run are predicted to be best, and the others are
+spread from there to the worst. With --sweep S every single way is run before, in random order, for
+S seconds or until ten updates follow the warm-up; then again the better third by their quickest
+run, and so on until --most are left; rounds are made of the best of them and of the plan's. --add
+goes on with a sweep that --limit cut. New steps are those that updates follow; the share of rows
+that are steps, which grows with the length of episodes, is the profile's. The bars are an error of
+at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of the best.
+Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and each
+round, and docs/plan.svg, which --draw alone draws again.
 """
 
 import os
@@ -43,7 +44,7 @@ from typing import Any
 import numpy as np
 import picture
 from measure import RESULTS, ROOT, continued, interleaved, machine, save, split_overrides, table
-from speed import Speed, forked, runner, spread
+from speed import forked, runner, spread
 
 from tianji import planner, profiler, shape
 from tianji.config import Config, load_config
@@ -117,8 +118,8 @@ def main() -> None:
 
 
 def draw() -> None:
-    """What was predicted against what was measured, for every way and every machine; as far from
-    each other as in the median of the rounds."""
+    """What was predicted against what was measured, for every way and every machine; for those of
+    rounds as far from each other as in the median, with smaller dots for each of a sweep."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path in sorted((RESULTS / "plan").glob("*_cores.json")):
         case = json.loads(path.read_text())
@@ -136,7 +137,8 @@ def draw() -> None:
                 axis.plot(mine["measured"], mine["measured"] * (1 + mine["error"]), "o",
                           markersize=9, fillstyle="none", color=dots.get_color())  # fmt: skip
                 once = [way for way in case.get("sweep", []) if way["new"]]
-                sweep = [np.mean(way["new"]) for way in once], [way["predicted"] for way in once]
+                sweep = ([np.mean(way["new"]) for way in once],
+                         [np.mean(way["predictions"]) for way in once])  # fmt: skip
                 axis.plot(*sweep, ".", markersize=3, alpha=0.4, color=dots.get_color())
                 every += [*xs, *ys, *sweep[0], *sweep[1]]
             ends = np.array([0.8 * min(every), 1.25 * max(every)])
@@ -174,7 +176,7 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
                 tasks[str(i)] = partial(one, found, p, least)
             before = sum(map(len, case["ways"][0]["runs"]))
             for i, speeds in interleaved(tasks, arguments.turns, before).items():
-                case["ways"][int(i)]["runs"].append([speed.mean for speed in speeds])
+                case["ways"][int(i)]["runs"].append(speeds)
             now = time.monotonic()
             print(f"{now - begun:4.0f} s", flush=True)
             case = compared(case)
@@ -186,7 +188,7 @@ def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Itera
 def swept(
     config: Config,
     case: dict[str, Any],
-    one: Callable[[Profile, Prediction, float], Speed],
+    one: Callable[[Profile, Prediction, float], float],
     arguments: argparse.Namespace,
     end: float,
 ) -> Iterator[dict[str, Any]]:
@@ -197,16 +199,13 @@ def swept(
     turn = 0
     while ways := left(sweep, turn, arguments.most):
         for way in ways:
-            if len(way["quiet"]) > turn:
+            if len(way["new"]) > turn:
                 continue
             if time.monotonic() >= end:
                 return
             p = predict(found.task, found.rates, Choice(**way["choice"]), cores())
-            if not turn:
-                way["predicted"] = p.new
-            speed = one(found, p, long_enough(config, found.task, p, arguments.sweep))
-            way["new"].append(speed.mean)
-            way["quiet"].append(speed.quiet)
+            way["predictions"].append(p.new)
+            way["new"].append(one(found, p, long_enough(config, found.task, p, arguments.sweep)))
             yield case
         turn += 1
 
@@ -219,15 +218,15 @@ def left(sweep: list[dict[str, Any]], turn: int, most: int) -> list[dict[str, An
     for turns in range(1, turn + 1):
         if len(ways) <= most:
             return []
-        ways = sorted(ways, key=lambda way: -quietest(way, turns))[: max(most, len(ways) // 3)]
-        best = quietest(ways[0], turns)
-        ways = [way for way in ways if quietest(way, turns) >= DISTURBED * best]
+        ways = sorted(ways, key=lambda way: -quickest(way, turns))[: max(most, len(ways) // 3)]
+        best = quickest(ways[0], turns)
+        ways = [way for way in ways if quickest(way, turns) >= DISTURBED * best]
     return ways
 
 
-def quietest(way: dict[str, Any], turns: int) -> float:
-    """New steps per second of a way of a sweep in its best second, of so many turns."""
-    return max(way["quiet"][:turns], default=0.0)
+def quickest(way: dict[str, Any], turns: int) -> float:
+    """New steps per second of a way of a sweep in its best run, of so many turns."""
+    return max(way["new"][:turns], default=0.0)
 
 
 def is_whole(sweep: list[dict[str, Any]], most: int) -> bool:
@@ -235,7 +234,7 @@ def is_whole(sweep: list[dict[str, Any]], most: int) -> bool:
     turn = 0
     while ways := left(sweep, turn, most):
         turn += 1
-        if any(len(way["quiet"]) < turn for way in ways):
+        if any(len(way["new"]) < turn for way in ways):
             return False
     return True
 
@@ -259,7 +258,7 @@ def earlier(name: str, more: list[str]) -> dict[str, Any]:
 def unseen(ways: list[Prediction]) -> list[dict[str, Any]]:
     """All of them in random order, as the machine's speed drifts; none was run yet."""
     found = [{"choice": dataclasses.asdict(way.choice), "words": str(way.choice),
-              "predicted": way.new, "new": [], "quiet": []} for way in ways]  # fmt: skip
+              "predictions": [], "new": []} for way in ways]  # fmt: skip
     random.Random(0).shuffle(found)
     return found
 
@@ -270,7 +269,7 @@ def started(
     """The ways that rounds are made of, and of which nothing was measured in one yet."""
     best = planner.make(config, found).best
     if swept:
-        fastest = sorted(swept, key=lambda way: -max(way["quiet"]))
+        fastest = sorted(swept, key=lambda way: (-len(way["new"]), -np.mean(way["new"])))
         others = [Choice(**way["choice"]) for way in fastest]
         picked = [best.choice, *(choice for choice in others if choice != best.choice)][:most]
         ranked = [predict(found.task, found.rates, choice, cores()) for choice in picked]
@@ -295,14 +294,14 @@ def run(
     seconds: float,
     *,
     folder: Path,
-) -> Speed:
-    """A real run, which is made again, and longer, if it was too short."""
+) -> float:
+    """New steps per second of a real run, which is made again, and longer, if it was too short."""
     rows = found.task.rows * found.rates.valid
     for long in (seconds, 4 * seconds):
         speed = forked(runs, name, [*more, *spread(way.choice)], long, folder, rows)
-        if speed.mean > 0:
-            print(f"{name}: {way.choice}: {speed.mean:,.0f} new steps/s, {speed.quiet:,.0f} in its "
-                  f"best second, {way.new:,.0f} predicted", flush=True)  # fmt: skip
+        if speed > 0:
+            print(f"{name}: {way.choice}: {speed:,.0f} new steps/s, {way.new:,.0f} predicted",
+                  flush=True)  # fmt: skip
             return speed
     sys.exit(f"{name}: {way.choice}: {4 * seconds:.0f} s are less than two updates. Set --seconds")
 
@@ -312,7 +311,7 @@ def compared(case: dict[str, Any]) -> dict[str, Any]:
     sweep; the error of each, and in their median; and what the plan's own way reached of the best,
     in the mean of all runs of the rounds, with an interval over turns."""
     for way in case["ways"]:
-        pairs = [(one["predicted"], one["new"]) for one in case["sweep"]
+        pairs = [(np.mean(one["predictions"]), one["new"]) for one in case["sweep"]
                  if one["choice"] == way["choice"]]  # fmt: skip
         pairs += zip(way["predictions"], way["runs"], strict=True)
         predictions = np.array([predicted for predicted, _ in pairs])
@@ -322,9 +321,10 @@ def compared(case: dict[str, Any]) -> dict[str, Any]:
         way["errors"] = (predictions / measured - 1).tolist()
         way["error"] = float(np.median(way["errors"]))
     mine = next(way for way in case["ways"] if way["chosen"])
-    own, best = turns_of(mine), max(map(turns_of, case["ways"]), key=np.mean)
-    return case | {"error": mine["error"], "reached": float(own.mean() / best.mean()),
-                   "interval": interval(own, best)}  # fmt: skip
+    own, all_ways = turns_of(mine), np.array([turns_of(way) for way in case["ways"]])
+    reached = own.mean() / all_ways.mean(axis=1).max()
+    return case | {"error": mine["error"], "reached": float(reached), "turns": len(own),
+                   "interval": interval(own, all_ways)}  # fmt: skip
 
 
 def turns_of(way: dict[str, Any]) -> np.ndarray:
@@ -332,12 +332,12 @@ def turns_of(way: dict[str, Any]) -> np.ndarray:
     return np.concatenate(way["runs"])
 
 
-def interval(own: np.ndarray, best: np.ndarray, resamples: int = 10_000) -> list[float]:
-    """The ends of the 95 % bootstrap interval of what the one reached of the other; both ran in
-    every turn."""
+def interval(own: np.ndarray, all_ways: np.ndarray, resamples: int = 10_000) -> list[float]:
+    """The ends of the 95 % bootstrap interval of what one way reached of the best: of all [ways,
+    turns], which were run in every turn. Which of them is the best may differ."""
     picked = np.random.default_rng(0).integers(len(own), size=(resamples, len(own)))
-    ratios = own[picked].mean(axis=1) / best[picked].mean(axis=1)
-    return np.percentile(ratios, [2.5, 97.5]).tolist()
+    best = all_ways[:, picked].mean(axis=2).max(axis=0)
+    return np.percentile(own[picked].mean(axis=1) / best, [2.5, 97.5]).tolist()
 
 
 def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> float:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from measure import ROOT, run_json
@@ -17,22 +17,11 @@ from tianji.probe import Measured, Probe
 
 SKIP = 0.35
 """share of a run, at its beginning, that does not count"""
-WINDOW, LEAST = 1.0, 16
-"""seconds and updates of a part of a run, at least"""
 BARE = (
     "stop.return=1e9", "stop.steps=1_000_000_000", "checkpoint.seconds=inf",
     "checkpoint.store=never", "eval.every=0",
 )  # fmt: skip
 """overrides of a run that ends by the clock and does nothing beside"""
-
-
-class Speed(NamedTuple):
-    """Of a run, in new steps per second."""
-
-    mean: float
-    quiet: float
-    """in its quickest second, or as a whole where it makes few updates: a machine that others use,
-    too, may have been theirs in all others"""
 
 
 def spread(choice: Choice) -> list[str]:
@@ -77,28 +66,17 @@ class Runs:
 
 def forked(
     runs: Probe, config: str, overrides: Sequence[str], seconds: float, folder: Path, rows: float
-) -> Speed:
-    """How quick a run is that ends after so many seconds, of whose updates each has `rows`."""
+) -> float:
+    """New steps per second of a run that ends after so many seconds, of whose updates each has
+    `rows`."""
     every = [*overrides, f"stop.seconds={seconds:g}", *BARE]
     run = Path(runs.ask(config=config, overrides=every, folder=str(folder))["run_dir"])
-    return Speed(rows * updates_per_s(run), rows * max(parts(run), default=0.0))
+    return rows * updates_per_s(run)
 
 
 def updates_per_s(run: Path) -> float:
     """Of all groups together, from the moments at which updates ended."""
     return sum((len(ends) - 1) / (ends[-1] - ends[0]) for ends in updates(run))
-
-
-def parts(run: Path) -> list[float]:
-    """The same in each part of the run, while all groups made some."""
-    found = updates(run)
-    if not found:
-        return []
-    begin, end = max(ends[0] for ends in found), min(ends[-1] for ends in found)
-    most = min((end - begin) / WINDOW, min(len(ends) for ends in found) / LEAST)
-    edges = np.linspace(begin, end, max(1, int(most)) + 1)
-    made = sum(np.interp(edges, ends, np.arange(len(ends))) for ends in found)
-    return (np.diff(made) / np.diff(edges)).tolist()
 
 
 def updates(run: Path) -> list[np.ndarray]:

@@ -403,7 +403,7 @@ def planned() -> str:
         "| config | plan | predicted, new steps/s | measured | error | compared | of the best |",
         "|---|---|---|---|---|---|---|",
     ]
-    told = set()
+    told, swept_well = set(), list[str]()
     cases = [json.loads(path.read_text()) for path in (RESULTS / "plan").glob("*_cores.json")]
     for case in sorted(cases, key=lambda case: (case["machine"]["cores"], case["name"])):
         if not case["ways"]:  # a sweep that was cut has none yet
@@ -411,6 +411,10 @@ def planned() -> str:
         way = next(way for way in case["ways"] if way["chosen"])
         swept = case.get("sweep")
         ways = f"{len(case['ways'])}" + (f", the fastest of {len(swept)}" if swept else "")
+        if swept:
+            near = [abs(np.mean(one["predictions"]) / np.mean(one["new"]) - 1) for one in swept]
+            share = f"{100 * np.mean(np.array(near) <= 0.15):.0f} %"
+            swept_well.append(f"`{case['name']}` {share} of {len(swept)}")
         rows.append(
             f"| `{case['name']}`, {case['machine']['cores']} cores | {way['words']} "
             f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
@@ -419,16 +423,18 @@ def planned() -> str:
         told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
     note = [
         "What is predicted, what is measured and the error are medians of their own, so that an "
-        "error is not the quotient of the others."
+        "error is not the quotient of the others. Of the best has an interval where five turns or "
+        "more were made. Of all ways of a sweep, chosen or not, each run once or a few times, this "
+        f"share was predicted within 15 %: {', '.join(swept_well)}."
     ]
-    return "\n".join([*rows, "", *note, "", *sorted(told)]) + "\n"
+    return "\n".join([*rows, "", *textwrap.wrap(note[0], 119), "", *sorted(told)]) + "\n"
 
 
 def _reached(case: dict[str, typing.Any]) -> str:
     """What a plan reached of the best, with the interval where there were turns to tell it by."""
     low, high = case["interval"]
     told = f"{case['reached']:.2f}"
-    return told if low == high else f"{told} [{low:.2f}, {high:.2f}]"
+    return f"{told} [{low:.2f}, {high:.2f}]" if case["turns"] >= 5 else told
 
 
 def _from_to(errors: list[float]) -> str:

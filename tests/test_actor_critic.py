@@ -461,3 +461,6 @@ def test_a_network_is_given_no_more_pictures_at_once_than_caches_bear():
     huge = Summed()
     chunked(huge, torch.zeros(2, 1, 1).expand(2, 1, CACHED + 1), None)
     assert huge.given == [1, 1], "a row is never split"
+    elsewhere = Summed()
+    chunked(elsewhere, pictures.to("meta"), agent.to("meta"))
+    assert elsewhere.given == [1000], "what a CPU's caches bear is nothing to a GPU"

@@ -20,7 +20,7 @@ from tianji.sight import Sight
 from tianji.types import Array, Rollout
 
 CHUNK = 4096
-"""rows whose values are computed at once, at most"""
+"""rows that a network answers at once, at most"""
 CACHED = 1 << 23
 """numbers in these rows, at most, on a CPU: what layers make of more pictures needs fresh memory,
 which takes longer than the convolutions"""
@@ -135,7 +135,7 @@ def chunked(module: nn.Module, x: Tensor, agent: Tensor | None) -> Tensor:
     """A feed-forward network over [R, N, ...], a chunk at a time: [R, N, n]."""
     rows = CHUNK
     if x.device.type == "cpu":
-        rows = min(CHUNK, max(1, CACHED // max(1, x[0, 0].numel())))
+        rows = min(CHUNK, max(1, CACHED // max(1, x.shape[2:].numel())))
     parts = torch.split(x.flatten(0, 1), rows)
     if agent is None:
         answers = [module(part) for part in parts]

@@ -1,4 +1,4 @@
-"""What a profile is of, and the time that there is for it."""
+"""What a profile is of, what its actor does, and the time that there is."""
 
 from __future__ import annotations
 
