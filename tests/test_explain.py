@@ -500,15 +500,53 @@ def test_what_is_no_run_and_what_cannot_be_written_are_refused(serial, tmp_path,
     ],
 )  # fmt: skip
 def test_what_to_change_follows_from_where_the_time_goes(time, words):
-    told = explain._of_shares(time, {"scale": {"actors": 4}}, cores=8)
+    told = explain._of_shares(time, {"scale": {"actors": 4}}, cores=8, scaling={})
     assert any(words in text for text in told), told
 
 
 def test_fewer_actors_are_advised_only_where_fewer_would_do():
     time = {"actor": {"simulate": 0.3, "wait_buffer": 0.7}, "buffer": {"wait_actor": 1.0},
             "learner": {"update": 1.0}}  # fmt: skip
-    assert "2 in place of 4" in " ".join(explain._of_shares(time, {"scale": {"actors": 4}}, 8))
-    assert "in place of" not in " ".join(explain._of_shares(time, {"scale": {"actors": 1}}, 8))
+    four, one = (
+        " ".join(explain._of_shares(time, {"scale": {"actors": N}}, 8, {})) for N in (4, 1)
+    )
+    assert "2 in place of 4" in four
+    assert "in place of" not in one
+
+
+@pytest.mark.parametrize(
+    ("scaling", "told"),
+    [
+        ({}, "`tianji profile` tells whether more cores (scale.cores) do."),
+        ({1: 100.0}, "`tianji profile` tells whether more cores (scale.cores) do."),
+        ({1: 100.0, 2: 40.0, 3: 104.0}, "More cores (scale.cores) do not, by the plan's profile."),
+        ({1: 100.0, 2: 150.0, 3: 130.0}, "2 cores (scale.cores) make 1.50 times as many."),
+    ],
+)
+def test_more_cores_are_advised_for_a_learner_only_where_they_were_measured(scaling, told):
+    time = {"actor": {"simulate": 0.3, "wait_buffer": 0.7}, "buffer": {"wait_actor": 1.0},
+            "learner": {"update": 1.0}}  # fmt: skip
+    config = {"scale": {"actors": 1, "cores": 1}}
+    assert explain._of_shares(time, config, 8, scaling)[0].endswith(told)
+
+
+def test_a_run_that_is_cut_off_is_advised_by_its_plan(local, tmp_path):
+    folder = copied(local, tmp_path)
+    (folder / "result.json").unlink()
+    plan = {"predicted": {"new": 1.0}, "rates": {"learn": {"1": 0.01, "2": 0.03}}}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    reader = explain._Reader(folder, running=True)
+    time = {"actor": {"wait_buffer": 0.9}, "buffer": {"wait_actor": 1.0}, "learner": {"update": 1}}
+    assert "do not, by the plan's profile" in " ".join(reader._own_advice(time, {}))
+
+
+def test_a_plan_that_cannot_be_read_is_said(local, tmp_path):
+    folder = copied(local, tmp_path)
+    for text in ("{", '{"x": 1}'):
+        (folder / "plan.json").write_text(text)
+        found = explain.explain(folder)
+        assert found.planned is None
+        assert "cannot be read as a plan" in found.missing["plan"]
 
 
 def test_the_page_is_shown_in_a_browser_on_demand(serial, tmp_path, monkeypatch, capsys):
@@ -524,7 +562,7 @@ def test_the_page_is_shown_in_a_browser_on_demand(serial, tmp_path, monkeypatch,
 def test_actors_that_wait_for_a_server_are_not_too_many():
     time = {"actor": {"simulate": 0.2, "wait_server": 0.8}, "buffer": {"wait_actor": 1.0},
             "server": {"infer": 0.5, "wait_actor": 0.5}, "learner": {"update": 1.0}}  # fmt: skip
-    told = " ".join(explain._of_shares(time, {"scale": {"actors": 4}}, 8))
+    told = " ".join(explain._of_shares(time, {"scale": {"actors": 4}}, 8, {}))
     assert "learner is the bottleneck" in told
     assert "in place of" not in told
 

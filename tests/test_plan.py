@@ -454,6 +454,7 @@ def test_rates_and_plans_survive_json():
     ("choice", "said"),
     [
         (Choice("serial", 1, 64, 32), "one process: 64 envs"),
+        (Choice("serial", 4, 16, 32), "one process: 4 actors with 16 envs each"),
         (Choice("serial", 1, 1, 32, cores=2), "one process: 1 env, 2 cores to learn with"),
         (Choice("local", 1, 8, 4), "1 actor with 8 envs, a learner with 1 core"),
         (

@@ -1289,6 +1289,16 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     more = f", of which there are {here}" if here < 17 else ""
     assert f"16 actors with 64 envs each, a learner with 1 core (17 cores{more})" in asked
     assert "an update would follow 32,768 steps instead of 2,048" in asked
+    assert "--what-if envs=4 shares the same envs" in asked
+    more = ["--what-if", "actors=16", "--what-if", "envs=4"]
+    assert main(["plan", "ppo_cartpole", *more]) == 0
+    assert "instead of" not in capsys.readouterr().out
+    assert main(["plan", "ppo_cartpole", "--what-if", "groups=2", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert tree["notes"] == ["every group has batches of its own, which changes what is learnt"]
+    assert tree["cores"] == 4
+    assert main(["plan", "ppo_cartpole", "--what-if", "rollout_length=64"]) == 0
+    assert "one process: 64 envs, rollouts of 64 steps (1 core)" in capsys.readouterr().out
     assert main(["plan", "ppo_cartpole", "--what-if", "engine=serial"]) == 0
     asked = capsys.readouterr().out
     assert "(1 core)" in asked
@@ -1304,6 +1314,9 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     [
         (["--cores", "999"], "is more than"),
         (["--what-if", "actor=3"], "cannot be asked"),
+        (["--what-if", "actors=16,envs=4"], "to change several, give --what-if for each"),
+        (["--what-if", "actors=2", "--what-if", "actors=3"], "actors is asked more than once"),
+        (["--what-if", "actors=3", "--cores", "1"], "needs 4 cores and --cores says 1"),
         (["--what-if", "engine=serial", "--what-if", "groups=2"], "Ask engine=local"),
     ],
 )

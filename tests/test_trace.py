@@ -189,6 +189,23 @@ def test_no_run_no_trace_and_a_damaged_one_are_refused(tmp_path):
         trace.read(tmp_path)
 
 
+def test_a_trace_that_is_cut_short_is_refused_and_the_others_can_be_drawn(tmp_path):
+    folder(tmp_path)
+    ring(tmp_path).write(0.0, ["a/x", "a/y", "a/x"], [1.0, 2.0, 3.0])
+    ring(tmp_path, host="buffer").write(0.0, ["a/x"], [1.0])
+    path = trace.path_of(tmp_path, "buffer")
+    whole = path.read_bytes()
+    for size in (trace.HEADER, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(Refusal, match=r"buffer\.trace is cut short: \d+ of its \d+ ev"):
+            trace.read(tmp_path)
+    path.write_bytes(whole[:1000])
+    with pytest.raises(Refusal, match="cut short"):
+        trace.read(tmp_path)
+    path.unlink()
+    assert len(trace.read(tmp_path)) == 1
+
+
 class Ticking:
     """A clock that goes on by a little more each time."""
 

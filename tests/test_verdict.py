@@ -73,6 +73,11 @@ def test_fewer_actors_and_more_learner_cores_are_advised_by_the_model():
     assert found.tree() == {"kind": TRAIN, "text": found.text, "advice": list(found.advice)}
 
 
+def test_where_the_number_of_actors_follows_the_run_fewer_are_not_advised():
+    setting = Setting(actors=8, cores=1, scaling={1: 100.0, 2: 138.0}, rebalances=True)
+    assert judge(of(0.41, 0.04), setting).advice == ("1 more learner core = +38 %",)
+
+
 def test_a_plan_may_keep_the_slack_that_it_chose():
     """5 of 8 actors would do, and a plan means them to be able to make a quarter more: 7."""
     advice = judge(of(0.41, 0.04), Setting(actors=8, slack=0.25)).advice

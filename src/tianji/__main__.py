@@ -156,8 +156,8 @@ def parser() -> argparse.ArgumentParser:
     )
     plan.add_argument(
         "--what-if", action="append", default=[], metavar="K=V",
-        help="only predict, with this of the config changed: actors, envs, rollout_length, cores, "
-        "learners, groups, engine",
+        help="only predict, with this of the config changed: actors, envs (of each actor), "
+        "rollout_length, cores, learners, groups, engine; once for each",
     )  # fmt: skip
     plan.add_argument("--profile", type=Path, metavar="FILE", help="plan from this profile")
     plan.add_argument("--again", action="store_true", help="measure anew")
@@ -481,7 +481,9 @@ def _plan(arguments: argparse.Namespace) -> int:
         profiles.save(found, loaded)
     if arguments.what_if:
         answer = planner.what_if(loaded, found, arguments.what_if, arguments.cores)
-        print(json.dumps(answer.tree()) if arguments.json else planner.told_of(answer, found))
+        how = planner.tree_of if arguments.json else planner.told_of
+        answered = how(answer, found, loaded)
+        print(json.dumps(answered) if arguments.json else answered)
         return 0
     plan = planner.make(loaded, found, arguments.cores, arguments.groups)
     if arguments.save is not None:

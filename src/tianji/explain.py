@@ -17,6 +17,7 @@ from tianji.errors import Refusal
 from tianji.folder import FAULTS, PLAN, STALENESS, find_run, read_json
 from tianji.history import History
 from tianji.trace import Track
+from tianji.verdict import scaling_of
 
 REPORT_HTML, REPORT_MARKDOWN = "report.html", "report.md"
 NOTHING = "No change that the model knows would bring more than 5 %."
@@ -354,9 +355,12 @@ class _Reader:
         self, rates: Mapping[str, float], counts: Mapping[str, float | None]
     ) -> Planned | None:
         plan = read_json(self._folder / PLAN)
-        if plan is None:
+        if plan is None or "predicted" not in plan:
+            there = (self._folder / PLAN).exists()
             self._missing["plan"] = (
-                f"there is no {PLAN}: the counts of actors, envs and learners came from the "
+                f"{PLAN} cannot be read as a plan, so it is not known what was predicted."
+                if there
+                else f"there is no {PLAN}: the counts of actors, envs and learners came from the "
                 f"config, so nothing was predicted."
             )
             return None
@@ -408,7 +412,8 @@ class _Reader:
         self, time: Mapping[str, Mapping[str, float]], counts: Mapping[str, float | None]
     ) -> tuple[str, ...]:  # fmt: skip
         cores = self._manifest.get("machine", {}).get("cores")
-        advice = [*_of_shares(time, self._config, cores)]
+        plan = read_json(self._folder / PLAN)
+        advice = [*_of_shares(time, self._config, cores, scaling_of(plan))]
         filtered, steps = counts.get("filtered") or 0, counts.get("steps") or 0
         if steps and filtered / steps > 0.01:
             advice.append(
@@ -419,10 +424,14 @@ class _Reader:
 
 
 def _of_shares(
-    time: Mapping[str, Mapping[str, float]], config: Mapping[str, Any], cores: int | None
+    time: Mapping[str, Mapping[str, float]],
+    config: Mapping[str, Any],
+    cores: int | None,
+    scaling: Mapping[int, float],
 ) -> list[str]:
     """What the shares of time say about where to look; every number in it is one of theirs, or a
-    bound that follows from them."""
+    bound that follows from them. `scaling`: updates per second of a learner by its cores, where a
+    plan has measured them."""
     alone = next((time[host] for host in ("serial", "worker") if host in time), None)
     if alone is not None:
         return _of_one_host(alone, "serial" in time, cores)
@@ -460,8 +469,9 @@ def _of_shares(
     if learner >= actors:
         advice = [
             f"The learner is the bottleneck: busy {learner:.0%}, of which {most} is "
-            f"{time['learner'].get(most, 0.0):.0%} of its time. More cores for it (scale.cores), "
-            f"fewer epochs or larger minibatches make updates shorter; more actors would only wait."
+            f"{time['learner'].get(most, 0.0):.0%} of its time. Fewer epochs or larger minibatches "
+            f"make updates shorter; more actors would only wait. "
+            f"{_of_cores(scaling, _of(config, 'scale', 'cores', 1))}"
         ]
         idle = sum(time["actor"].get(f"wait_{whom}", 0.0) for whom in ("buffer", "learner"))
         enough = max(1, math.ceil(count * (1.0 - idle) / 0.9))
@@ -479,6 +489,18 @@ def _of_shares(
         f"{1 - learner:.0%}. It could take up to {room:.1f} times as many steps before it is the "
         f"limit. More actors (scale.actors), or more envs for each (scale.envs_per_actor){spare}."
     ]
+
+
+def _of_cores(scaling: Mapping[int, float], now: int) -> str:
+    """What more cores would do for a learner."""
+    more = {cores: rate for cores, rate in scaling.items() if cores > now}
+    if now not in scaling or not more:
+        return "`tianji profile` tells whether more cores (scale.cores) do."
+    best = max(more, key=lambda cores: more[cores])
+    gain = more[best] / scaling[now]
+    if gain < 1.05:
+        return "More cores (scale.cores) do not, by the plan's profile."
+    return f"By the plan's profile, {best} cores (scale.cores) make {gain:.2f} times as many."
 
 
 def _of_one_host(shares: Mapping[str, float], serial: bool, cores: int | None) -> list[str]:

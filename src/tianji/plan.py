@@ -213,7 +213,8 @@ class Choice:
         envs = f"{self.envs} env{'s' * (self.envs > 1)}"
         if self.engine == "serial":
             threads = f", {self.cores} cores to learn with" if self.cores > 1 else ""
-            return f"one process: {envs}{threads}"
+            several = f"{self.actors} actors with {envs} each"
+            return f"one process: {several if self.actors > 1 else envs}{threads}"
         if self.hosts == "worker":
             threads = f" and {self.cores} cores" if self.cores > 1 else ""
             each = " each" * (self.groups > 1)

@@ -91,7 +91,8 @@ def _no_way(config: Config, task: Task, env: EnvSpec, cores: int, groups: int | 
             f"yourself, and some will share a core; or ask for fewer by --groups, which learn "
             f"otherwise: each has batches of its own."
         )
-    ways = choices(task, cores, counts)
+    # What was asked for tells more than what was not.
+    ways = sorted(choices(task, cores, counts), key=lambda way: way.engine != config.scale.engine)
     why = next(filter(None, (_refused(config, choice, env) for choice in ways)), "none")
     return Refusal(
         f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
@@ -113,10 +114,10 @@ def check(
     config: Config, cores: int | None, changes: Sequence[str], groups: int | None = None
 ) -> None:
     """Refuses, before anything is measured, what could not be answered afterwards."""
-    cores = _cores(cores)
-    _changed(config, changes)
     if changes:  # the model answers, whatever can be planned
+        _cores_of(_changed(config, changes), cores)
         return
+    cores = _cores(cores)
     env = shape.see(shape.template(config)).env
     task = shape.task_of_all(config, env)
     # What cannot begin with one thread and one learner needs more cores, not more of these.
@@ -135,12 +136,18 @@ def _changed(config: Config, changes: Sequence[str]) -> Choice:
         if key not in FIELDS or not known:
             raise Refusal(
                 f'"{change}" cannot be asked. Write one of {", ".join(FIELDS)} and its value, such '
-                f"as actors=16 or engine=local (or serial)."
+                f"as actors=16 or engine=local (or serial); to change several, give --what-if for "
+                f"each."
             )
         if choice.hosts == "worker" and key in ("actors", "learners", "engine"):
             raise Refusal(
                 f'"{change}" cannot be asked of workers, each of which has one actor and one '
                 f"learner in its own process. Ask groups=N for so many workers."
+            )
+        if sum(other.partition("=")[0] == key for other in changes) > 1:
+            raise Refusal(
+                f"{key} is asked more than once, so that all but one would do nothing. Ask one "
+                f"value at a time."
             )
         changed: dict[str, Any] = {key: text if key == "engine" else int(text)}
         choice = dataclasses.replace(choice, **changed)
@@ -159,7 +166,8 @@ def what_if(
 ) -> Prediction:
     """What the model says of the config with some fields of its choice changed; where they need
     more cores than there are, as if there were so many."""
-    choice, cores = _changed(config, changes), _cores(cores)
+    choice = _changed(config, changes)
+    cores = _cores_of(choice, cores)
     if choice.learners > (most := max(profile.rates.team)):
         raise Refusal(
             f"what {choice.learners} learners take for an update is not known: the profile has at "
@@ -172,7 +180,19 @@ def what_if(
             f"has at most {most}, all that there were."
         )
     task, rates = _with_batch(profile, choice)
-    return predict(task, rates, choice, max(cores, choice.cores_used))
+    return predict(task, rates, choice, cores)
+
+
+def _cores_of(choice: Choice, asked: int | None) -> int:
+    """What a choice is asked about with: if not said otherwise, as many as it needs."""
+    cores, used = _cores(asked), choice.cores_used
+    if asked is not None and used > asked:
+        raise Refusal(
+            f"{choice} needs {used} cores and --cores says {asked}, so that roles would share "
+            f"some, of which the model knows nothing. Leave --cores out, and it answers as if "
+            f"there were {used}."
+        )
+    return max(cores, used)
 
 
 def _with_batch(profile: Profile, choice: Choice) -> tuple[Task, Rates]:
@@ -345,46 +365,77 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
     best, rates = found.best, profile.rates
     now = predict(profile.task, rates, choice_of(config), _cores(cores))
     lines = [
-        f"plan        {best.choice}",
+        f"plan        {_named(best.choice, profile.task)}",
         f"predicted   {human(best.new)} new steps/s; {human(best.produced)} produced, "
         f"{human(best.received)} received, {human(best.consumed)} consumed",
         f"binding     {_binding(best)}",
-        f"the config  {now.choice}: {human(now.new)} new steps/s, "
+        f"the config  {_named(now.choice, profile.task)}: {human(now.new)} new steps/s, "
         f"{now.new / best.new:.2f} of the plan's",
         f"more actors {found.why}",
     ]  # fmt: skip
     if best.choice.hosts == "apart":  # a worker hands nothing on
         n, collecting = _collecting(best.choice, profile)
         lines.append(
-            f"the knee    (Tsp + Tsd) / Trv = {n.actors:,.0f} actors: beyond, receiving is the "
-            f"limit; an update's rollouts are collected in {profiles.duration(collecting)} (Tc)"
+            f"the knee    were learning no limit, receiving would be one from (Tsp + Tsd) / Trv = "
+            f"{n.actors:,.0f} actors on; an update's rollouts are collected in "
+            f"{profiles.duration(collecting)} (Tc)"
         )
     if found.others:
         lines.append("next best")
-        lines += [f"  {human(p.new):>8} new steps/s  {p.choice}" for p in found.others]
+        lines += [
+            f"  {human(p.new):>8} new steps/s  {_named(p.choice, profile.task)}"
+            for p in found.others
+        ]
     lines += [f"note        {note}" for note in found.notes]
     if not profile.whole:
         lines.append(f"note        {GLANCE}")
     return "\n".join([*lines, *_unsteady(profile)])
 
 
-def told_of(p: Prediction, profile: Profile) -> str:
+def told_of(p: Prediction, profile: Profile, config: Config) -> str:
     """One prediction, as a person wants to read it."""
     used, here = p.choice.cores_used, profile.facts["cores"]
     needs = f"{used} core{'s' * (used > 1)}" + f", of which there are {here}" * (used > here)
-    rows, task = p.choice.actors * p.choice.rows_per_rollout, profile.task
-    other = task.on_policy and not task.workers and rows != task.rows
-    batch = f"note        an update would follow {rows:,} steps instead of {task.rows:,}"
     return "\n".join(
         (
-            f"what if     {p.choice} ({needs})",
+            f"what if     {_named(p.choice, profile.task)} ({needs})",
             f"predicted   {human(p.new)} new steps/s; {human(p.produced)} produced, "
             f"{human(p.received)} received, {human(p.consumed)} consumed",
             f"binding     {_binding(p)}",
-            *([batch] if other else []),
+            *(f"note        {note}" for note in _notes_of(p, profile, config)),
             *_unsteady(profile),
         )
     )
+
+
+def tree_of(p: Prediction, profile: Profile, config: Config) -> dict[str, Any]:
+    """One prediction, for --json."""
+    notes = _notes_of(p, profile, config)
+    return p.tree() | {"cores": p.choice.cores_used, "notes": notes}
+
+
+def _notes_of(p: Prediction, profile: Profile, config: Config) -> list[str]:
+    """What is not the same as in the config, so that the prediction is not like for like."""
+    choice, task, notes = p.choice, profile.task, list[str]()
+    rows = choice.actors * choice.rows_per_rollout
+    if task.on_policy and not task.workers and rows != task.rows:
+        shared, left = divmod(task.envs, choice.actors)
+        alike = f"; --what-if envs={shared} shares the same envs among the actors"
+        notes.append(
+            f"an update would follow {rows:,} steps instead of {task.rows:,}, which changes what "
+            f"is learnt and how long it takes"
+            + alike
+            * (not left and shared != choice.envs and choice.rollout_length == task.T)
+        )
+    if choice.groups > config.scale.groups and not task.workers:
+        notes.append("every group has batches of its own, which changes what is learnt")
+    return notes
+
+
+def _named(choice: Choice, task: Task) -> str:
+    """With the length of rollouts, where it is not the config's."""
+    T = choice.rollout_length
+    return str(choice) + f", rollouts of {T} step{'s' * (T > 1)}" * (T != task.T)
 
 
 def _unsteady(profile: Profile) -> list[str]:

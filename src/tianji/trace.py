@@ -246,6 +246,11 @@ def _events(path: Path, data: bytes) -> tuple[float, list[str], Array, Array]:
     whole = data[HEADER : len(data) - (len(data) - HEADER) % EVENT.itemsize]
     stored, written, room = np.frombuffer(whole, EVENT), header["written"], header["room"]
     count = min(written, room)
+    if len(stored) < count:
+        raise Refusal(
+            f"{path} is cut short: {len(stored)} of its {count} events are there, so nothing of it "
+            f"can be drawn. Restore it from a copy, or delete it: the others are drawn without it."
+        )
     events = stored[np.arange(written - count, written) % room]
     if not count:
         return header["first"], header["keys"], events["end"], events

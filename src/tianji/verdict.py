@@ -100,6 +100,8 @@ class Setting:
     """did a plan choose where roles run?"""
     slack: float = 0.0
     """share by which it means actors to be able to make more than is consumed"""
+    rebalances: bool = False
+    """does the number of active actors follow what is measured?"""
     silent: Mapping[str, float] = field(default_factory=dict)
     """hosts that work and have said nothing for so many seconds"""
 
@@ -285,7 +287,7 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
     N = setting.actors_each
     enough = N * (1.0 + setting.slack * (not setting.turns))
     fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / enough) > -HARMLESS), 0)
-    if fewer:
+    if fewer and not setting.rebalances:  # else those that are not needed rest
         actors = f"actor{'s' * (fewer > 1)}{setting.where}"
         yield f"{fewer} fewer {actors} cost{'s' * (fewer == 1)} nothing"
     if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:

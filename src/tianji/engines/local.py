@@ -269,6 +269,7 @@ class LocalEngine:
             ),
             scaling=self._scaling,
             slack=self._slack,
+            rebalances=scale.rebalance,
             silent=silent,
         )
         return {kind: _mean(each) for kind, each in found.items()}, setting
