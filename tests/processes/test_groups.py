@@ -376,12 +376,13 @@ def test_groups_that_begin_with_different_weights_are_refused(tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def stopping(folder, role, more, also=lambda: None):
+def stopping(folder, role, more, also=lambda: None, first=lambda: None):
     """Stop a role for a while, in which the others must make so many updates; then end the run."""
 
     def stop():
         with ending():
             pid = hosts_of(folder)[role]
+            first()
             os.kill(pid, signal.SIGSTOP)
             try:
                 before = updates_of(folder)
@@ -407,7 +408,11 @@ def test_free_groups_do_not_wait_for_one_that_stands_still(config, every, tmp_pa
         before = updates_of(folder)
         until(lambda: updates_of(folder) > before)
 
-    with stopping(folder, "g1.learner", 20, not_saved):
+    def saved():
+        """One that is stopped while it is saved has a minute to answer."""
+        until(lambda: "checkpoint step" in log_of(folder))
+
+    with stopping(folder, "g1.learner", 20, not_saved, saved):
         result = train(config, tmp_path, *argv, name="run")
     assert result.status == "stopped"
     assert result.notes["checkpoints_not_saved"] >= 1
