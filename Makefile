@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 CONFIG ?= configs/ppo_cartpole.toml
 SOAK_SECONDS ?= 600
 
-.PHONY: install train test test-all check format lint types chaos soak smax clean
+.PHONY: install train test test-all browser check format lint types chaos soak smax clean
 
 install: $(READY)
 
@@ -38,6 +38,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 check: lint types test
+
+# Pages are tested in Debian's Chromium. Where it is missing those tests are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
 
 chaos: $(READY)
 	$(BIN)/python benchmarks/chaos.py

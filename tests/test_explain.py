@@ -512,6 +512,8 @@ def test_fewer_actors_are_advised_only_where_fewer_would_do():
     )
     assert "2 in place of 4" in four
     assert "in place of" not in one
+    rebalanced = {"scale": {"actors": 4, "rebalance": True}}  # those that are not needed rest
+    assert "in place of" not in " ".join(explain._of_shares(time, rebalanced, 8, {}))
 
 
 @pytest.mark.parametrize(
@@ -520,7 +522,9 @@ def test_fewer_actors_are_advised_only_where_fewer_would_do():
         ({}, "`tianji profile` tells whether more cores (scale.cores) do."),
         ({1: 100.0}, "`tianji profile` tells whether more cores (scale.cores) do."),
         ({1: 100.0, 2: 40.0, 3: 104.0}, "More cores (scale.cores) do not, by the plan's profile."),
-        ({1: 100.0, 2: 150.0, 3: 130.0}, "2 cores (scale.cores) make 1.50 times as many."),
+        ({1: 100.0, 2: 150.0, 3: 130.0}, "2 cores (scale.cores) make 1.50 times as many updates."),
+        ({1: 100.0, 2: 150.0, 4: 151.0}, "2 cores (scale.cores) make 1.50 times as many updates."),
+        ({1: 100.0, 8: 190.0}, "would, and actors have those that it needs."),
     ],
 )
 def test_more_cores_are_advised_for_a_learner_only_where_they_were_measured(scaling, told):
@@ -542,7 +546,7 @@ def test_a_run_that_is_cut_off_is_advised_by_its_plan(local, tmp_path):
 
 def test_a_plan_that_cannot_be_read_is_said(local, tmp_path):
     folder = copied(local, tmp_path)
-    for text in ("{", '{"x": 1}'):
+    for text in ("{", '{"x": 1}', '{"predicted": 3}'):
         (folder / "plan.json").write_text(text)
         found = explain.explain(folder)
         assert found.planned is None

@@ -17,17 +17,8 @@ from tianji.build import topology
 from tianji.config import load_config
 from tianji.engines import changing
 from tianji.engines.local import LocalEngine
-from tianji.rebalance import (
-    HEADROOM,
-    MOST_SUSTAINED,
-    SUSTAINED,
-    Change,
-    Rebalancer,
-    chosen,
-    first_of,
-    wanted,
-)
-from tianji.verdict import GAIN, Flow
+from tianji.flow import GAIN, HEADROOM, Flow, wanted
+from tianji.rebalance import MOST_SUSTAINED, SUSTAINED, Change, Rebalancer, chosen, first_of
 from tianji.view.status import SilentView
 
 shares = st.floats(0.01, 1.0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import tianji
 from tianji import Refusal
 from tianji.engines import local
+from tianji.flow import Flow
 from tianji.folder import read_plan
 from tianji.verdict import (
     BALANCED,
@@ -21,7 +22,6 @@ from tianji.verdict import (
     KINDS,
     SAMPLE,
     TRAIN,
-    Flow,
     Setting,
     Verdict,
     busy,
@@ -76,6 +76,14 @@ def test_fewer_actors_and_more_learner_cores_are_advised_by_the_model():
 def test_where_the_number_of_actors_follows_the_run_fewer_are_not_advised():
     setting = Setting(actors=8, cores=1, scaling={1: 100.0, 2: 138.0}, rebalances=True)
     assert judge(of(0.41, 0.04), setting).advice == ("1 more learner core = +38 %",)
+
+
+def test_where_actors_compete_for_cores_none_rests_so_that_fewer_are_advised_there():
+    time = {**of(0.0, 0.02), "buffer": {"serve": 0.01, "wait_actor": 0.99}}
+    crowded = Setting(actors=8, places=2, crowd=0.97)
+    fewer = judge(time, crowded).advice
+    assert fewer == ("6 fewer actors cost nothing",)
+    assert judge(time, replace(crowded, rebalances=True)).advice == fewer
 
 
 def test_a_plan_may_keep_the_slack_that_it_chose():

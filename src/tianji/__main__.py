@@ -119,7 +119,8 @@ def parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="of [stop], [eval] and [checkpoint]: when it ends, what it keeps",
+        help="of [stop], [eval], [checkpoint], [faults], and of [scale] engine, pin, env_threads, "
+        "rebalance: when it ends, what it keeps, where it runs",
     )
     _add_checkpoint(resume)
     _add_output(resume)
@@ -467,6 +468,16 @@ def _plan(arguments: argparse.Namespace) -> int:
             "--what-if asks the model about one way to spread a run, which is no plan, so that "
             "--save would have nothing to keep. Leave one of them out."
         )
+    if arguments.what_if and arguments.groups is not None:
+        raise Refusal(
+            "--groups says how many a plan may choose, and --what-if chooses nothing, so that it "
+            f"would do nothing. Ask --what-if groups={arguments.groups}."
+        )
+    if arguments.again and arguments.profile is not None:
+        raise Refusal(
+            f"--again measures, and --profile {arguments.profile} was measured, so that one of "
+            f"them would do nothing. Leave one of them out."
+        )
     if arguments.gpus is not None:
         overrides.append(f"scale.device={'cuda' if arguments.gpus else 'cpu'}")
     loaded = config.load_config(arguments.config, overrides)
@@ -481,9 +492,10 @@ def _plan(arguments: argparse.Namespace) -> int:
         profiles.save(found, loaded)
     if arguments.what_if:
         answer = planner.what_if(loaded, found, arguments.what_if, arguments.cores)
-        how = planner.tree_of if arguments.json else planner.told_of
-        answered = how(answer, found, loaded)
-        print(json.dumps(answered) if arguments.json else answered)
+        if arguments.json:
+            print(json.dumps(planner.tree_of(answer)))
+        else:
+            print(planner.told_of(answer, found))
         return 0
     plan = planner.make(loaded, found, arguments.cores, arguments.groups)
     if arguments.save is not None:

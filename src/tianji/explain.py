@@ -14,6 +14,7 @@ from typing import Any
 from tianji import trace
 from tianji.critical import Chain, Cycle, chain, cycle, waiting, waits_for
 from tianji.errors import Refusal
+from tianji.flow import GAIN
 from tianji.folder import FAULTS, PLAN, STALENESS, find_run, read_json
 from tianji.history import History
 from tianji.trace import Track
@@ -355,7 +356,8 @@ class _Reader:
         self, rates: Mapping[str, float], counts: Mapping[str, float | None]
     ) -> Planned | None:
         plan = read_json(self._folder / PLAN)
-        if plan is None or "predicted" not in plan:
+        predicted = None if plan is None else plan.get("predicted")
+        if plan is None or not isinstance(predicted, Mapping):
             there = (self._folder / PLAN).exists()
             self._missing["plan"] = (
                 f"{PLAN} cannot be read as a plan, so it is not known what was predicted."
@@ -368,9 +370,9 @@ class _Reader:
         if "received" in rates:
             steps, filtered = counts.get("steps") or 0, counts.get("filtered") or 0
             measured["new"] = rates["received"] * (1 - filtered / steps if steps else 1.0)
-        predicted = plan.get("predicted", {})
+        choice = plan.get("choice")
         return Planned(
-            choice=plan.get("choice", {}),
+            choice=choice if isinstance(choice, Mapping) else {},
             binding=str(plan.get("binding", "")),
             rates=tuple(
                 Compared(name, float(rate), measured.get(name))
@@ -440,6 +442,10 @@ def _of_shares(
     busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items()}
     actors, learner = busy["actor"], busy["learner"]
     count = _of(config, "scale", "actors", 1)
+    groups = _of(config, "scale", "groups", 1)
+    used = groups * count
+    learners = groups * _of(config, "scale", "learners", 1)
+    free = None if cores is None else (cores - used) // learners
     most = max((kind for kind in time["learner"] if not waits_for(kind)), default="",
                key=lambda kind: time["learner"][kind])  # fmt: skip
     if busy.get("server", 0.0) > max(actors, learner):
@@ -471,18 +477,18 @@ def _of_shares(
             f"The learner is the bottleneck: busy {learner:.0%}, of which {most} is "
             f"{time['learner'].get(most, 0.0):.0%} of its time. Fewer epochs or larger minibatches "
             f"make updates shorter; more actors would only wait. "
-            f"{_of_cores(scaling, _of(config, 'scale', 'cores', 1))}"
+            f"{_of_cores(scaling, _of(config, 'scale', 'cores', 1), free)}"
         ]
         idle = sum(time["actor"].get(f"wait_{whom}", 0.0) for whom in ("buffer", "learner"))
         enough = max(1, math.ceil(count * (1.0 - idle) / 0.9))
-        if enough < count:
+        rest = config.get("scale", {}).get("rebalance") is True  # those that are not needed do
+        if enough < count and not rest:
             advice.append(
                 f"Actors wait {idle:.0%} of their time for it: {enough} in place of {count} could "
                 f"make the same number of steps."
             )
         return advice
     room = actors / learner if learner > 0 else math.inf
-    used = count * _of(config, "scale", "groups", 1)
     spare = "" if cores is None else f"; {used} actors run on a machine with {cores} cores"
     return [
         f"The actors are the bottleneck: busy {actors:.0%}, while the learner waits "
@@ -491,16 +497,22 @@ def _of_shares(
     ]
 
 
-def _of_cores(scaling: Mapping[int, float], now: int) -> str:
-    """What more cores would do for a learner."""
+def _of_cores(scaling: Mapping[int, float], now: int, free: int | None) -> str:
+    """What more cores would do for a learner, of those that are free for each."""
     more = {cores: rate for cores, rate in scaling.items() if cores > now}
     if now not in scaling or not more:
         return "`tianji profile` tells whether more cores (scale.cores) do."
-    best = max(more, key=lambda cores: more[cores])
-    gain = more[best] / scaling[now]
-    if gain < 1.05:
+    there = {cores: rate for cores, rate in more.items() if free is None or cores <= free}
+    if max(more.values()) < (1.0 + GAIN) * scaling[now]:
         return "More cores (scale.cores) do not, by the plan's profile."
-    return f"By the plan's profile, {best} cores (scale.cores) make {gain:.2f} times as many."
+    if max(there.values(), default=0.0) < (1.0 + GAIN) * scaling[now]:
+        return "More cores (scale.cores) would, and actors have those that it needs."
+    enough = max(there.values()) / (1.0 + GAIN)
+    few = min(cores for cores, rate in there.items() if rate >= enough)
+    return (
+        f"By the plan's profile, {few} cores (scale.cores) make {there[few] / scaling[now]:.2f} "
+        f"times as many updates."
+    )
 
 
 def _of_one_host(shares: Mapping[str, float], serial: bool, cores: int | None) -> list[str]:

@@ -8,11 +8,11 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tianji import profile as profiles
 from tianji import profiler, shape
-from tianji.config import Config
+from tianji.config import Config, ScaleConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal, wrong_with
 from tianji.machine import cores as cores_here
@@ -37,6 +37,7 @@ from tianji.view.status import human
 FIELDS = ("engine", "actors", "envs", "rollout_length", "cores", "learners", "groups")
 CHOSEN = tuple("envs_per_actor" if name == "envs" else name for name in FIELDS)
 """what a plan sets, by its names in a config's scale"""
+DEFAULTS = ScaleConfig()
 GLANCE = "from a look of 2 s; `tianji profile` would know better"
 
 
@@ -161,9 +162,15 @@ def _changed(config: Config, changes: Sequence[str]) -> Choice:
     return choice
 
 
-def what_if(
-    config: Config, profile: Profile, changes: Sequence[str], cores: int | None
-) -> Prediction:
+class Answer(NamedTuple):
+    """What the model says of one way to spread a run."""
+
+    prediction: Prediction
+    notes: tuple[str, ...]
+    """what is not the same as in the config, so that the prediction is not like for like"""
+
+
+def what_if(config: Config, profile: Profile, changes: Sequence[str], cores: int | None) -> Answer:
     """What the model says of the config with some fields of its choice changed; where they need
     more cores than there are, as if there were so many."""
     choice = _changed(config, changes)
@@ -180,7 +187,33 @@ def what_if(
             f"has at most {most}, all that there were."
         )
     task, rates = _with_batch(profile, choice)
-    return predict(task, rates, choice, cores)
+    return Answer(predict(task, rates, choice, cores), _otherwise(config, profile.task, choice))
+
+
+def _otherwise(config: Config, task: Task, choice: Choice) -> tuple[str, ...]:
+    """What a choice changes of what is learnt."""
+    env = shape.see(shape.template(config)).env
+    try:
+        rows = shape.steps_per_update(config, choice, env)
+    except Refusal as refusal:
+        return (f"such a run would be refused: {refusal}",)
+    notes = list[str]()
+    if rows != task.rows:
+        shared, left = divmod(task.envs, choice.actors)
+        other = shared != choice.envs and choice.rollout_length == task.T
+        alike = f"; --what-if envs={shared} shares the same envs among the actors"
+        notes.append(
+            f"an update would follow {rows:,} steps instead of {task.rows:,}, which changes what "
+            f"is learnt and how long it takes" + alike * (other and not left)
+        )
+    elif task.on_policy and choice.rollout_length != task.T:
+        notes.append(
+            f"rollouts would have {choice.rollout_length} steps of each env instead of {task.T}, "
+            f"which changes what is learnt"
+        )
+    if choice.groups != config.scale.groups and not task.workers:
+        notes.append("every group has batches of its own, which changes what is learnt")
+    return tuple(notes)
 
 
 def _cores_of(choice: Choice, asked: int | None) -> int:
@@ -200,7 +233,7 @@ def _with_batch(profile: Profile, choice: Choice) -> tuple[Task, Rates]:
     choice makes, by what was measured with half and twice of the config's."""
     task, rates = profile.task, profile.rates
     rows = choice.actors * choice.rows_per_rollout
-    if not task.on_policy or task.workers or rows == task.rows or len(profile.batches) < 2:
+    if not task.on_policy or rows == task.rows or len(profile.batches) < 2:
         return task, rates
     longer = between(profile.by_batch(), round(task.batch * rows / task.rows), above=1.0)
     task = dataclasses.replace(task, rows=rows, batch=round(task.batch * rows / task.rows))
@@ -276,7 +309,7 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
     there is, from the profile if one was kept, else from a look of two seconds."""
     if path is None:
         found = make(config, profile := _kept(config) or profiler.look(config))
-        return shape.spread(config, found.best.choice), tree(found, profile)
+        return _followed(config, found.best.choice, tree(found, profile))
     written, choice = _read(path)
     if written.get("config") != profiles.subject(config):
         raise Refusal(
@@ -293,7 +326,23 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
             f"something else would be learnt and its prediction would not hold. Was it edited? "
             f"Make a plan: `tianji plan CONFIG --save FILE`."
         )
-    return shape.spread(config, choice), written
+    return _followed(config, choice, written)
+
+
+def _followed(
+    config: Config, choice: Choice, written: dict[str, Any]
+) -> tuple[Config, dict[str, Any]]:
+    """The config as a choice spreads it, and its plan with what the config set otherwise."""
+    followed = shape.spread(config, choice)
+    before, after = config.scale, followed.scale
+    alike = before.actors * before.envs_per_actor == after.actors * after.envs_per_actor
+    replaced = {
+        name: getattr(before, name)
+        for name in CHOSEN
+        if getattr(before, name) not in (getattr(after, name), getattr(DEFAULTS, name))
+        and not (alike and name in ("actors", "envs_per_actor"))
+    }
+    return followed, written | {"replaced": replaced}
 
 
 def _kept(config: Config) -> Profile | None:
@@ -326,6 +375,8 @@ def said(written: Mapping[str, Any]) -> str:
     words = f"plan: {Choice(**written['choice'])}; {new} new steps/s are predicted"
     if not written.get("whole", True):
         words += f", {GLANCE}"
+    if replaced := written.get("replaced"):
+        words += f"; in place of {', '.join(f'scale.{k} = {v}' for k, v in replaced.items())}"
     differ = profiles.elsewhere(written["facts"]) if "facts" in written else ""
     return f"{words}, but elsewhere ({differ})" if differ else words
 
@@ -392,8 +443,9 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
     return "\n".join([*lines, *_unsteady(profile)])
 
 
-def told_of(p: Prediction, profile: Profile, config: Config) -> str:
+def told_of(answer: Answer, profile: Profile) -> str:
     """One prediction, as a person wants to read it."""
+    p = answer.prediction
     used, here = p.choice.cores_used, profile.facts["cores"]
     needs = f"{used} core{'s' * (used > 1)}" + f", of which there are {here}" * (used > here)
     return "\n".join(
@@ -402,34 +454,16 @@ def told_of(p: Prediction, profile: Profile, config: Config) -> str:
             f"predicted   {human(p.new)} new steps/s; {human(p.produced)} produced, "
             f"{human(p.received)} received, {human(p.consumed)} consumed",
             f"binding     {_binding(p)}",
-            *(f"note        {note}" for note in _notes_of(p, profile, config)),
+            *(f"note        {note}" for note in answer.notes),
             *_unsteady(profile),
         )
     )
 
 
-def tree_of(p: Prediction, profile: Profile, config: Config) -> dict[str, Any]:
+def tree_of(answer: Answer) -> dict[str, Any]:
     """One prediction, for --json."""
-    notes = _notes_of(p, profile, config)
-    return p.tree() | {"cores": p.choice.cores_used, "notes": notes}
-
-
-def _notes_of(p: Prediction, profile: Profile, config: Config) -> list[str]:
-    """What is not the same as in the config, so that the prediction is not like for like."""
-    choice, task, notes = p.choice, profile.task, list[str]()
-    rows = choice.actors * choice.rows_per_rollout
-    if task.on_policy and not task.workers and rows != task.rows:
-        shared, left = divmod(task.envs, choice.actors)
-        alike = f"; --what-if envs={shared} shares the same envs among the actors"
-        notes.append(
-            f"an update would follow {rows:,} steps instead of {task.rows:,}, which changes what "
-            f"is learnt and how long it takes"
-            + alike
-            * (not left and shared != choice.envs and choice.rollout_length == task.T)
-        )
-    if choice.groups > config.scale.groups and not task.workers:
-        notes.append("every group has batches of its own, which changes what is learnt")
-    return notes
+    p = answer.prediction
+    return p.tree() | {"cores": p.choice.cores_used, "notes": list(answer.notes)}
 
 
 def _named(choice: Choice, task: Task) -> str:

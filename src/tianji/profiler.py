@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from tianji.comparing import START, START_GPU, Comparing
+from tianji.asked import MAKING, STEPPING, WHOLE, Acted, Asked, Clock, Progress
 from tianji.config import Config
+from tianji.contrasts import START, START_GPU, Contrasts
 from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, predict
 from tianji.probe import Measured, Probe, acting, alone, channel, learning
 from tianji.profile import Profile, facts, subject
-from tianji.profiled import MAKING, STEPPING, WHOLE, Acted, Asked, Clock, Progress
 from tianji.ratios import Again, Ratios, over, usual
 from tianji.shape import begins
 
@@ -60,8 +60,8 @@ class _Profiler:
         inside, learnt = self._inside(learner)
         again = Again(learner, acted.actor, mine[:1], inside[1], acted.steps[acted.envs])
         again.look()
-        comparing = Comparing(asked, self._clock, self._probes, acted, again, inside, preparing)
-        jobs = comparing.once(comparing.jobs())
+        contrasts = Contrasts(asked, self._clock, self._probes, acted, again, inside, preparing)
+        jobs = contrasts.once(contrasts.jobs())
         batches = self._batches(acted, round(learnt["consumed"]), inside[1], preparing)
         inference = self._inference(acted)
 
@@ -81,10 +81,10 @@ class _Profiler:
             known = _with_asking(found, asked.task, learnt, asking, ratios.asked)
             return _with_joining(known, asked.task, ratios, again)
 
-        comparing.repeat(jobs, rates)
+        contrasts.repeat(jobs, rates)
         again.look()
         return self._profile(
-            rates(comparing.ratios), learnt, True, batches, inference, again.varied
+            rates(contrasts.ratios), learnt, True, batches, inference, again.varied
         )
 
     def glance(self) -> Profile:

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tianji.verdict import GAIN, Flow
+from tianji.flow import Flow, wanted
 
 SUSTAINED = 3
 """windows in a row in which a change must be called for"""
 MOST_SUSTAINED = 24
 """the same, after changes that were taken back"""
-HEADROOM = 1.1
-"""what fewer actors must be able to make, over what is consumed: so that they never just suffice"""
 
 
 class Change(NamedTuple):
@@ -26,25 +24,6 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         return f"rebalanced: {self.before} -> {self.after} actors: {self.why}"
-
-
-def wanted(flow: Flow, active: int, most: int) -> int:
-    """The number of actors that the model calls for, where so many were active and busy.
-
-    Between too few, where more would bring over 5 %, and too many, where fewer would make over
-    1.1 times what is consumed, there is room in which nothing is changed. What is chosen lies
-    within it, so that the same inputs never call for a change and then for its reverse.
-    """
-    demand = 1.0 / max(flow.learner, flow.buffer)
-
-    def supply(actors: int) -> float:
-        return 1.0 / max(flow.actors * active / actors, flow.cores)
-
-    now = min(supply(active), demand)
-    best = min(supply(most), demand)
-    if best > (1.0 + GAIN) * now:
-        return next(n for n in range(active, most + 1) if min(supply(n), demand) >= 0.99 * best)
-    return next((n for n in range(1, active) if supply(n) >= HEADROOM * demand), active)
 
 
 @dataclass

@@ -25,10 +25,18 @@ class Seen(NamedTuple):
 
 
 def template(config: Config) -> Config:
-    """The config with everything of a run in one place: one actor with all envs, one learner."""
+    """The config with everything of a run in one place: one actor with all envs, one learner.
+    Refuses what no plan knows."""
     scale = config.scale
+    if scale.env_threads > 1:
+        raise Refusal(
+            f"scale.env_threads = {scale.env_threads} lets every actor use several cores, and a "
+            f"plan gives each one core, so that its prediction would not hold and cores would be "
+            f"shared. Leave scale.env_threads out: more actors use the same cores. Or set "
+            f"scale.actors yourself."
+        )
     one = dataclasses.replace(
-        scale, engine="local", actors=1, learners=1, groups=1, cores=1, pin=False,
+        scale, engine="local", actors=1, learners=1, groups=1, cores=1, pin=False, rebalance=False,
         envs_per_actor=scale.actors * scale.envs_per_actor,
     )  # fmt: skip
     # One group joins nobody, one actor has no ladder of shares to explore by, and with all envs it

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tianji.flow import GAIN, LEAST, Flow
+
 SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
     "sample-bound", "train-bound", "communication-bound", "balanced",
 )  # fmt: skip
 
-GAIN = 0.05
-"""predicted gain from which something is advised"""
 HARMLESS = 0.01
 """predicted loss below which something costs nothing"""
 EVEN = 0.87
@@ -22,8 +22,6 @@ IDLE = 0.6
 EFFICIENCY = 0.88
 """of its slower side's rate, what a run in processes comes to at least: the least that
 benchmarks/pipeline.py has seen, rounded"""
-LEAST = 1e-4
-"""share of its time that a role is busy at least, so that nothing is divided by 0"""
 CROWDED = 0.95
 """share of their cores that is used, from which actors have none to spare"""
 NEARLY = 0.9
@@ -116,37 +114,6 @@ class Setting:
         return " in each group" if self.groups > 1 else ""
 
 
-@dataclass(frozen=True)
-class Flow:
-    """The fluid model. A side that is busy for a share of the time could pass 1 / share as much;
-    the least of these is what passes."""
-
-    actors: float
-    learner: float
-    buffer: float
-    cores: float = 0.0
-    """share that is used of the cores that actors may run on: more actors cannot pass that"""
-    turns: bool = False
-    """acting and learning do not overlap, but for what the shares say"""
-
-    def rate(self, actors: float = 1.0, learner: float = 1.0) -> float:
-        """What would pass, over what passes now, with sides that are so many times as fast."""
-        acting, learning = max(self.actors / actors, self.cores), self.learner / learner
-        slowest = max(acting, learning, self.buffer)
-        if self.turns:
-            between = 1.0 - max(self.actors, self.cores) - self.learner
-            slowest = max(slowest, acting + learning + between)
-        return 1.0 / slowest
-
-    def gain(self, actors: float = 1.0, learner: float = 1.0) -> float:
-        """By what share more would pass than the model says passes now."""
-        return self.rate(actors, learner) / self.rate() - 1.0
-
-    def overlapped(self) -> Flow:
-        """The same with acting and learning at once."""
-        return replace(self, turns=False)
-
-
 def by_role(util: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Shares by "role/kind" as shares by kind, of each role."""
     roles: dict[str, dict[str, float]] = {}
@@ -165,7 +132,7 @@ def scaling_of(plan: Any) -> dict[int, float]:
     return {
         int(cores): 1 / float(seconds)
         for cores, seconds in learn.items()
-        if str(cores).isdigit() and isinstance(seconds, int | float) and seconds > 0
+        if str(cores).isdecimal() and isinstance(seconds, int | float) and seconds > 0
     }
 
 
@@ -287,7 +254,8 @@ def _advice(flow: Flow, setting: Setting, mean: float) -> Iterable[str]:
     N = setting.actors_each
     enough = N * (1.0 + setting.slack * (not setting.turns))
     fewer = next((k for k in range(N - 1, 0, -1) if flow.gain((N - k) / enough) > -HARMLESS), 0)
-    if fewer and not setting.rebalances:  # else those that are not needed rest
+    rest = setting.rebalances and flow.cores < CROWDED  # those that are not needed rest already
+    if fewer and not rest:
         actors = f"actor{'s' * (fewer > 1)}{setting.where}"
         yield f"{fewer} fewer {actors} cost{'s' * (fewer == 1)} nothing"
     if max(flow.actors, flow.learner, flow.buffer, flow.cores) < IDLE and not flow.turns:

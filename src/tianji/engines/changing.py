@@ -10,8 +10,9 @@ from tianji.build import Topology
 from tianji.engines.engine import Rebalanced
 from tianji.engines.hosts import SILENT, Host, Hosts
 from tianji.engines.spent import LONGEST
+from tianji.flow import LEAST, Flow
 from tianji.rebalance import Rebalancer, chosen
-from tianji.verdict import LEAST, Flow, busy
+from tianji.verdict import busy
 
 WINDOW = 2.0
 """seconds of a window, at least"""

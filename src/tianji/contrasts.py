@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
+from tianji.asked import MAKING, Acted, Asked, Clock
 from tianji.config import Config, EvalConfig
 from tianji.plan import Choice, Rates, Task, different, predict, search
 from tianji.probe import Measured, Probe, Running, acting
 from tianji.profile import UNSTEADY
-from tianji.profiled import MAKING, Acted, Asked, Clock
 from tianji.ratios import LONG, Again, Beside, Ratios
 from tianji.shape import begins, possible, without_warmup
 
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     """False: nothing came of it"""
 
 
-class Comparing:
+class Contrasts:
     """Measures ratios, of which each is worth the more time the more depends on it."""
 
     def __init__(
