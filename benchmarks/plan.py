@@ -20,7 +20,7 @@ goes on with a sweep that --limit cut. New steps are those that updates follow; 
 that are steps, which grows with the length of episodes, is the profile's. The bars are an error of
 at most 15 % for each plan and of 8 % in the median, and a plan that reaches 0.95 of the best.
 Results: benchmarks/results/plan/NAME_N_cores.json, written after each run of a sweep and each
-round, and docs/plan.svg, which --draw alone draws again.
+round, and docs/plan.svg. --draw alone concludes anew from the runs that they hold, and draws.
 """
 
 import os
@@ -55,6 +55,8 @@ from tianji.profile import Profile
 
 NAMES = ("ppo_cartpole", "dqn_cartpole", "ppo_pong", "dqn_pong", "qmix_3m")
 BAR, MEDIAN_BAR, BEST_BAR = 0.15, 0.08, 0.95
+ENOUGH_TURNS = 5
+"""from which an interval over them is told"""
 DISTURBED = 0.6
 """of what it makes on a quiet machine, a way makes at least so much"""
 
@@ -68,7 +70,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at least")
     parser.add_argument("--add", action="store_true",
                         help="to what was measured before, of the same ways")  # fmt: skip
-    parser.add_argument("--draw", action="store_true", help="only draw the picture")
+    parser.add_argument("--draw", action="store_true",
+                        help="only conclude anew from kept runs, and draw")  # fmt: skip
     parser.add_argument("--most", type=int, default=12, help="ways that are run for each config")
     parser.add_argument("--sweep", type=float, default=0.0, metavar="S",
                         help="before, run every way so long, and better ones again")  # fmt: skip
@@ -77,6 +80,10 @@ def main() -> None:
                         "would end later")  # fmt: skip
     arguments = parser.parse_args(own)
     if arguments.draw:
+        for path in sorted((RESULTS / "plan").glob("*_cores.json")):
+            case = json.loads(path.read_text())
+            if case["ways"]:
+                path.write_text(json.dumps(compared(case), indent=2) + "\n")
         draw()
         return
     cases, rows = {}, []
@@ -100,10 +107,8 @@ def main() -> None:
             words = f"{name}: {way['words']}" + (" *" if way["chosen"] else "")
             speeds = f"{way['predicted']:,.0f}", f"{way['measured']:,.0f}"
             rows.append((words, *speeds, f"{way['error']:+.1%}"))
-        low, high = case["interval"]
-        print(f"{name}: plan {case['reached']:.2f} [{low:.2f}, {high:.2f}] of the best; error of "
-              f"the plan {case['error']:+.1%}; profile {case['profile_s']:.0f} s",
-              flush=True)  # fmt: skip
+        print(f"{name}: plan {told_reached(case)} of the best; error of the plan "
+              f"{case['error']:+.1%}; profile {case['profile_s']:.0f} s", flush=True)  # fmt: skip
     if not cases:
         return
     print(table(("way (* the plan)", "predicted", "measured", "error"), rows))
@@ -271,7 +276,8 @@ def started(
     if swept:
         fastest = sorted(swept, key=lambda way: (-len(way["new"]), -np.mean(way["new"])))
         others = [Choice(**way["choice"]) for way in fastest]
-        picked = [best.choice, *(choice for choice in others if choice != best.choice)][:most]
+        other = (choice for choice in others if choice.way != best.choice.way)
+        picked = [best.choice, *other][:most]
         ranked = [predict(found.task, found.rates, choice, cores()) for choice in picked]
     else:
         ranked = some(every_way(config, found), best, most)
@@ -308,11 +314,12 @@ def run(
 
 def compared(case: dict[str, Any]) -> dict[str, Any]:
     """With what was predicted and measured of every way, in the median of the rounds and of the
-    sweep; the error of each, and in their median; and what the plan's own way reached of the best,
-    in the mean of all runs of the rounds, with an interval over turns."""
+    sweep; the error of each, and in their median; and what the plan's own way reached of the best:
+    in each round, and in the mean of all runs of the rounds, with an interval over turns. Runs of
+    a sweep do not count there, as ways are in rounds because they were lucky in it."""
     for way in case["ways"]:
         pairs = [(np.mean(one["predictions"]), one["new"]) for one in case["sweep"]
-                 if one["choice"] == way["choice"]]  # fmt: skip
+                 if one["new"] and way_of(one) == way_of(way)]  # fmt: skip
         pairs += zip(way["predictions"], way["runs"], strict=True)
         predictions = np.array([predicted for predicted, _ in pairs])
         measured = np.array([np.mean(runs) for _, runs in pairs])
@@ -322,9 +329,27 @@ def compared(case: dict[str, Any]) -> dict[str, Any]:
         way["error"] = float(np.median(way["errors"]))
     mine = next(way for way in case["ways"] if way["chosen"])
     own, all_ways = turns_of(mine), np.array([turns_of(way) for way in case["ways"]])
-    reached = own.mean() / all_ways.mean(axis=1).max()
-    return case | {"error": mine["error"], "reached": float(reached), "turns": len(own),
-                   "interval": interval(own, all_ways)}  # fmt: skip
+    best = [max(np.mean(way["runs"][i]) for way in case["ways"]) for i in range(len(mine["runs"]))]
+    rounds = [float(np.mean(runs) / most) for runs, most in zip(mine["runs"], best, strict=True)]
+    return case | {
+        "error": mine["error"], "reached": float(own.mean() / all_ways.mean(axis=1).max()),
+        "rounds": rounds, "turns": len(own),
+        "interval": interval(own, all_ways) if len(own) >= ENOUGH_TURNS else None,
+    }  # fmt: skip
+
+
+def way_of(way: dict[str, Any]) -> tuple[Any, ...]:
+    """How its roles are spread, whatever envs each has."""
+    return Choice(**way["choice"]).way
+
+
+def told_reached(case: dict[str, Any]) -> str:
+    """What a plan reached of the best; with its interval, where there were turns to tell it by."""
+    told = f"{case['reached']:.2f}"
+    if case["interval"] is None:
+        return told
+    low, high = case["interval"]
+    return f"{told} [{low:.2f}, {high:.2f}]"
 
 
 def turns_of(way: dict[str, Any]) -> np.ndarray:
@@ -341,9 +366,10 @@ def interval(own: np.ndarray, all_ways: np.ndarray, resamples: int = 10_000) -> 
 
 
 def long_enough(config: Config, task: Task, way: Prediction, seconds: float) -> float:
-    """Seconds of a run: so many, or until ten updates follow the warm-up."""
-    warmup = getattr(config.algorithm, "warmup", 0)
-    return max(seconds, 10 * task.rows / way.new + 2 * warmup / way.capacity["actors"])
+    """Seconds of a run: so many, or until ten updates of every group follow the warm-up."""
+    warmup, groups = getattr(config.algorithm, "warmup", 0), way.choice.groups
+    of_each = 10 * task.rows / way.new + 2 * warmup / way.capacity["actors"]
+    return max(seconds, groups * of_each)
 
 
 def every_way(config: Config, found: Profile) -> list[Prediction]:

@@ -75,20 +75,23 @@ def forked(
 
 
 def updates_per_s(run: Path) -> float:
-    """Of all groups together, from the moments at which updates ended."""
-    return sum((len(ends) - 1) / (ends[-1] - ends[0]) for ends in updates(run))
+    """Of all groups together, from the moments at which updates ended; 0 where one of them made
+    fewer than two, so that it is not known how quick it was."""
+    found = updates(run)
+    if any(len(ends) < 2 for ends in found):
+        return 0.0
+    return sum((len(ends) - 1) / (ends[-1] - ends[0]) for ends in found)
 
 
 def updates(run: Path) -> list[np.ndarray]:
-    """The moments at which updates ended, by the traces of those that learn, if there are two or
-    more; of several learners that share batches, by the first one's."""
+    """The moments at which updates ended, by the traces of those that learn; of several learners
+    that share batches, by the first one's."""
     found = []
     for track in trace.read(run):
         kind = track.host.rpartition(".")[2]
-        if kind not in ("serial", "learner", "worker") or "learner/update" not in track.keys:
+        if kind not in ("serial", "learner", "worker"):
             continue
-        ends = track.end[track.key == track.keys.index("learner/update")]
-        ends = ends[ends >= SKIP * ends[-1]]
-        if len(ends) > 1:
-            found.append(ends)
+        known = "learner/update" in track.keys
+        ends = track.end[track.key == track.keys.index("learner/update")] if known else np.empty(0)
+        found.append(ends[ends >= SKIP * ends[-1]] if len(ends) else ends)
     return found

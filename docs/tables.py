@@ -175,7 +175,11 @@ def parallel() -> str:
         f"| MB/s from one actor | {' | '.join(sizes.values())} |",
         "|---|" + "---|" * len(sizes),
     ]
-    for path in ("memcpy", "tianji", "pyzmq", "mpi4py, buffers", "mpi4py, pickled",
+    named = {
+        "memcpy": "a memcpy into shared memory", "memcpy, private": "a memcpy into private memory",
+        "tianji": "**tianji**", "tianji, copied out": "tianji, and a copy of what came",
+    }  # fmt: skip
+    for path in (*named, "pyzmq", "mpi4py, buffers", "mpi4py, pickled",
                  "multiprocessing.Queue", "ray"):  # fmt: skip
         if any(path in transfer["sizes"][size] for size in sizes):
             cells = [
@@ -184,10 +188,11 @@ def parallel() -> str:
                 else "–"
                 for size in sizes
             ]
-            name = "a bare memcpy, the limit" if path == "memcpy" else path
-            bold = "**" if path == "tianji" else ""
-            rows.append(f"| {bold}{name}{bold} | {' | '.join(cells)} |")
-    rows += ["", f"{_machine(transfer)}."]
+            rows.append(f"| {named.get(path, path)} | {' | '.join(cells)} |")
+    rows += [
+        "",
+        f"{_machine(transfer)}. Over tianji, data is read where it lies; the others copy it.",
+    ]
     return "\n".join(rows) + "\n"
 
 
@@ -400,49 +405,64 @@ def trace() -> str:
 def planned() -> str:
     """What plans predicted, and what runs then did."""
     rows = [
-        "| config | plan | predicted, new steps/s | measured | error | compared | of the best |",
-        "|---|---|---|---|---|---|---|",
+        "| config | plan | predicted, new steps/s | measured | error | of each profile "
+        "| of the best | ways |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    told, swept_well = set(), list[str]()
+    told, swept_well, notes = set(), list[str](), dict[str, list[str]]()
     cases = [json.loads(path.read_text()) for path in (RESULTS / "plan").glob("*_cores.json")]
     for case in sorted(cases, key=lambda case: (case["machine"]["cores"], case["name"])):
         if not case["ways"]:  # a sweep that was cut has none yet
             continue
         way = next(way for way in case["ways"] if way["chosen"])
-        swept = case.get("sweep")
-        ways = f"{len(case['ways'])}" + (f", the fastest of {len(swept)}" if swept else "")
+        swept, count = case.get("sweep"), len(case["ways"])
+        ways = f"all {count}" if count > 1 else "the only one"
         if swept:
+            ways = f"{count}, the fastest of {len(swept)}"
             near = [abs(np.mean(one["predictions"]) / np.mean(one["new"]) - 1) for one in swept]
             share = f"{100 * np.mean(np.array(near) <= 0.15):.0f} %"
             swept_well.append(f"`{case['name']}` {share} of {len(swept)}")
         rows.append(
             f"| `{case['name']}`, {case['machine']['cores']} cores | {way['words']} "
             f"| {way['predicted']:,.0f} | {way['measured']:,.0f} | **{way['error']:+.1%}** "
-            f"| {_from_to(way['errors'])} | {_reached(case)} of {ways} |".replace("%", " %")
+            f"| {_each(way['errors'], bool(swept))} | {_reached(case) if count > 1 else '–'} "
+            f"| {ways} |".replace("%", " %")
         )
         told |= {f"{_machine(one)}: `{one['command']}`." for one in (case, *case.get("before", ()))}
-    note = [
+        if "note" in case:
+            notes.setdefault(case["note"], []).append(f"`{case['name']}`")
+    note = (
         "What is predicted, what is measured and the error are medians of their own, so that an "
-        "error is not the quotient of the others. Of the best has an interval where five turns or "
-        "more were made. Of all ways of a sweep, chosen or not, each run once or a few times, this "
-        f"share was predicted within 15 %: {', '.join(swept_well)}."
-    ]
-    return "\n".join([*rows, "", *textwrap.wrap(note[0], 119), "", *sorted(told)]) + "\n"
+        "error is not the quotient of the others. *Of each profile* has the errors that the median "
+        "is of; where there was a sweep, its own comes first. *Of the best* has an interval where "
+        "five turns or more were made, and what each round came to where rounds differ. Of "
+        "all ways of a sweep, chosen or not, each run once or a few times, this share was "
+        f"predicted within 15 %: {', '.join(swept_well)}. "
+        + " ".join(f"Of {', '.join(names)} on 16 cores: {note}." for note, names in notes.items())
+    )
+    return "\n".join([*rows, "", *textwrap.wrap(note, 119), "", *sorted(told)]) + "\n"
 
 
 def _reached(case: dict[str, typing.Any]) -> str:
-    """What a plan reached of the best, with the interval where there were turns to tell it by."""
-    low, high = case["interval"]
+    """What a plan reached of the best: with an interval, where there were turns to tell it by, and
+    by rounds, with their turns."""
     told = f"{case['reached']:.2f}"
-    return f"{told} [{low:.2f}, {high:.2f}]" if case["turns"] >= 5 else told
+    if case["interval"] is not None:
+        low, high = case["interval"]
+        told += f" [{low:.2f}, {high:.2f}]"
+    mine = next(way for way in case["ways"] if way["chosen"])
+    turns = [len(runs) for runs in mine["runs"]]
+    rounds = [f"{share:.2f}" for share in case["rounds"]]
+    if len(set(rounds)) == 1:
+        return f"{told}, {sum(turns)} turn{'s' * (sum(turns) > 1)}"
+    return f"{told}; rounds of {', '.join(map(str, turns))} turns: {', '.join(rounds)}"
 
 
-def _from_to(errors: list[float]) -> str:
-    """Of several comparisons, the least and the most."""
-    if len(errors) == 1:
-        return "once"
-    least, most = (round(100 * error) for error in (min(errors), max(errors)))
-    return f"{len(errors)} times: {least:+d} to {most:+d}%"
+def _each(errors: list[float], swept: bool) -> str:
+    """Errors in whole percent, that of a sweep before those of rounds."""
+    told = [f"{100 * error:+.0f}" for error in errors]
+    first = f"{told.pop(0)}; " if swept and len(told) > 1 else ""
+    return f"{first}{', '.join(told)}%"
 
 
 def knee() -> str:
@@ -467,7 +487,16 @@ def knee() -> str:
         cells = {p["actors"]: f"{p['consumed'] / 1e3:.0f} ({p['predicted'] / 1e3:.0f})"
                  for p in points}  # fmt: skip
         rows.append(f"| {name} | {' | '.join(cells.get(n, '') for n in counts)} |")
-    rows += ["", *_groups(results["groups"])]
+    errors = {(name, p["actors"]): p["predicted"] / p["consumed"] - 1
+              for name, points in results["series"].items() for p in points}  # fmt: skip
+    near = sum(abs(error) <= 0.15 for error in errors.values())
+    low, high = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
+    said = (
+        f"{near} of these {len(errors)} predictions are within 15 %; the furthest are "
+        f"{errors[low]:+.0%} ({low[0]}, {low[1]} actors) and {errors[high]:+.0%} ({high[0]}, "
+        f"{high[1]} actors)."
+    ).replace("%", " %").replace("15  %", "15 %")
+    rows += ["", said, "", *_groups(results["groups"])]
     commands = [f"`{case['command']}`" for case in (results, *results.get("before", ()))]
     told = (
         f"`{results['config']}` with {', '.join(f'`{key}`' for key in results['overrides'])}; "

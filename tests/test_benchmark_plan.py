@@ -43,6 +43,7 @@ def test_a_plan_is_judged_by_its_rounds_and_its_choice_by_all_runs(plan):
     assert found["error"] == pytest.approx(0.0), "the middle one, and not 90 over 60"
     assert found["reached"] == pytest.approx(430 / 500)
     assert found["turns"] == 6
+    assert found["rounds"] == pytest.approx([1.0, 1.0, 0.5])
     low, high = found["interval"]
     assert 0.5 <= low < found["reached"] < high <= 1.0
     mine["runs"][2] = [180.0, 60.0]
@@ -54,17 +55,24 @@ def test_a_plan_is_judged_by_its_rounds_and_its_choice_by_all_runs(plan):
 
 
 def test_a_sweep_counts_among_the_errors_of_a_plan(plan):
-    mine = {"choice": {"actors": 1}, "chosen": True, "predictions": [110.0], "runs": [[100.0]]}
-    other = {"choice": {"actors": 2}, "chosen": False, "predictions": [90.0], "runs": [[120.0]]}
+    one, two, wide = (
+        {"engine": "local", "actors": actors, "envs": envs, "rollout_length": 8}
+        for actors, envs in ((1, 8), (2, 8), (2, 16))
+    )
+    mine = {"choice": one, "chosen": True, "predictions": [110.0], "runs": [[100.0]]}
+    other = {"choice": wide, "chosen": False, "predictions": [90.0], "runs": [[120.0]]}
     sweep = [
-        {"choice": {"actors": 1}, "predictions": [130.0, 150.0], "new": [120.0, 80.0]},
-        {"choice": {"actors": 2}, "predictions": [30.0], "new": [40.0]},
+        {"choice": one, "predictions": [130.0, 150.0], "new": [120.0, 80.0]},
+        {"choice": two, "predictions": [30.0], "new": [40.0]},
     ]
     found = plan.compared({"ways": [mine, other], "sweep": sweep})
     assert found["ways"][0]["errors"] == pytest.approx([0.4, 0.1])
     assert found["error"] == pytest.approx(0.25)
     assert found["ways"][1]["errors"] == pytest.approx([-0.25, -0.25])
     assert found["reached"] == pytest.approx(100 / 120), "by rounds, in whose turns all were run"
+    assert found["rounds"] == pytest.approx([100 / 120])
+    assert plan.told_reached(found) == "0.83", "one turn has no interval"
+    assert plan.told_reached(found | {"interval": [0.8, 0.9]}) == "0.83 [0.80, 0.90]"
 
 
 def test_a_sweep_runs_every_way_and_the_better_ones_again(plan, monkeypatch):
@@ -142,6 +150,8 @@ def test_how_quick_a_run_was_is_told_by_its_updates(plan, monkeypatch):
     assert speed.updates_per_s(None) == pytest.approx(85.0, rel=0.01), "of all groups"
     monkeypatch.setattr(speed, "updates", lambda run: [])
     assert speed.updates_per_s(None) == 0.0
+    monkeypatch.setattr(speed, "updates", lambda run: [quick, quick[:1]])
+    assert speed.updates_per_s(None) == 0.0, "it is not known how quick the other group is"
 
 
 def test_real_runs_are_made_in_one_process_and_timed(plan, monkeypatch, tmp_path):

@@ -383,7 +383,7 @@ def test_what_a_killed_host_had_written_survives_and_so_does_that_of_a_killed_ru
             broken = np.flatnonzero(track.begin[1:] != track.end[:-1])
             return (track, broken) if len(broken) else None
 
-        track, broken = wait_for(lives, "it was not begun anew")
+        track, broken = wait_for(lives, "it was not restarted")
         assert len(broken) == 1
         assert track.begin[broken[0] + 1] > track.end[broken[0]]
     finally:

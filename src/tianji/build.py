@@ -373,7 +373,7 @@ class Topology:
         return store.pieces * (1 if self.relax.lead == 0 or waits else 2)
 
     def actor(self, index: int, transport: Transport, life: int = 0) -> Actor:
-        """The actor of this index; `life` counts how often it was begun anew."""
+        """The actor of this index; `life` counts how often it was restarted."""
         spec, send = self.spec, self.config.relax.send_when
         policy: Acting
         if self.serves:

@@ -224,7 +224,7 @@ class FaultsConfig:
     """What may go wrong before the run ends, and what is done about it."""
 
     restarts: Whole = 5
-    """times that actors, or evaluators, may die or hang and be begun anew within `window`"""
+    """times that actors, or evaluators, may die or hang and be restarted within `window`"""
     recoveries: Whole = 3
     """times that the run may go on from its last checkpoint by itself within `window`"""
     env_restarts: Whole = 20

@@ -96,7 +96,7 @@ class Evaluator:
         self._params = Params(policy.shapes)
         self._running: Evaluation | None = None
         self._again = False
-        """has the evaluation of this version not ended? Then it is begun anew where it must be"""
+        """has the evaluation of this version not ended? Then it is restarted where it must be"""
 
     def step(self) -> Did:
         if self._running is None:

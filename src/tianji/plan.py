@@ -201,6 +201,11 @@ class Choice:
         return self.envs * self.rollout_length
 
     @property
+    def way(self) -> tuple[Any, ...]:
+        """How roles are spread, whatever envs each has."""
+        return self.engine, self.hosts, self.actors, self.cores, self.learners, self.groups
+
+    @property
     def cores_used(self) -> int:
         """By actors and learners. The buffer's part-time is in the prediction."""
         if self.engine == "serial":
@@ -431,9 +436,8 @@ def different(ranked: Iterable[Prediction]) -> Iterator[Prediction]:
     """Of ranked predictions those that are another way to spread, not the same with other envs."""
     seen = set()
     for p in ranked:
-        way = p.choice.engine, p.choice.actors, p.choice.cores, p.choice.learners, p.choice.groups
-        if way not in seen:
-            seen.add(way)
+        if p.choice.way not in seen:
+            seen.add(p.choice.way)
             yield p
 
 

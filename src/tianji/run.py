@@ -495,7 +495,7 @@ class _Run:
         if not rollback and (isinstance(error, NonFinite) or error.final):
             raise error
         if not self._recoveries.spend():
-            error.args = (f"{error} (it was begun anew {self._recoveries}: faults.recoveries)",)
+            error.args = (f"{error} (it was restarted {self._recoveries}: faults.recoveries)",)
             raise error
 
     def _newest_checkpoint(self) -> tuple[dict[str, State] | None, str]:

@@ -93,7 +93,7 @@ def kind_of(key: str) -> str:
 
 class Ring:
     """The file of one host, written a piece at a time. What was written outlives the process,
-    however that ends, and a host that is begun anew goes on with it."""
+    however that ends, and a host that is restarted goes on with it."""
 
     def __init__(self, path: Path, room: int = ROOM) -> None:
         self.path = path

@@ -67,7 +67,7 @@ def test_checkpoints_on_the_way_do_not_stop_a_server(tmp_path):
 
 @pytest.mark.parametrize(("role", "counted"), [("server", "recoveries"), ("actor-1", "restarts")])
 def test_a_run_with_a_server_outlives_the_death_of_a_process(role, counted, tmp_path):
-    """The server is begun anew with all others, an actor alone, and it can ask again."""
+    """The server is restarted with all others, an actor alone, and it can ask again."""
 
     def kill():
         table = tmp_path / "run" / "hosts.json"

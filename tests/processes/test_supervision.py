@@ -33,7 +33,7 @@ from tianji.placement import Placement
 from tianji.testing import faults as testing_faults
 
 NOTICED, RESTARTED = 5 * 2.0, 5 * 5.0
-"""seconds in which a death must be told and its role begun anew, five times over"""
+"""seconds in which a death must be told and its role restarted, five times over"""
 LIMIT = 60.0
 """seconds for whatever is waited for"""
 

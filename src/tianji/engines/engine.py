@@ -60,7 +60,7 @@ class HostFailed(Failure):
     why."""
 
     def __init__(self, fault: Fault, also: str, final: bool) -> None:
-        """`final`: beginning anew would not help, or was tried often enough."""
+        """`final`: a restart would not help, or was tried often enough."""
         tail = (
             ""
             if fault.exception or not fault.traceback

@@ -49,7 +49,7 @@ class Host:
     place: int
     line: socket.socket
     life: int = 0
-    """how often this role was begun anew"""
+    """how often this role was restarted"""
     born: float = field(default_factory=time.monotonic)
     """when it was begun, by the clock"""
     pid: int = -1

@@ -105,7 +105,7 @@ class LocalEngine:
 
     @property
     def settled(self) -> bool:
-        """A role that is being begun anew is not waited for."""
+        """A role that is being restarted is not waited for."""
         return len(self._rests) == len(self._groups) and all(
             host.resting or host.role in self._due for host in self._loop_hosts()
         )
@@ -346,7 +346,7 @@ class LocalEngine:
 
     @property
     def _due(self) -> Collection[str]:
-        """Hosts that are being begun anew."""
+        """Hosts that are being restarted."""
         return () if self._supervisor is None else self._supervisor.due
 
     def _all(self) -> Iterable[Host]:
@@ -564,7 +564,7 @@ class LocalEngine:
         self._events += [Faulted(fault) for fault in supervisor.answer(died)]
 
     def _let_follow(self, host: Host) -> None:
-        """A role that was begun anew goes on once it and the other side of its channels are
+        """A role that was restarted goes on once it and the other side of its channels are
         ready."""
         assert self._supervisor is not None
         if (content := self._supervisor.follows(host)) is None:

@@ -14,7 +14,7 @@ from tianji.role import State
 from tianji.transports.shm import Shm
 
 REPLACED = ("actor", "evaluator")
-"""kinds of hosts that can be begun anew while all others go on"""
+"""kinds of hosts that can be restarted while all others go on"""
 
 ENVS = (*REPLACED, "worker")
 """kinds of hosts that step envs, and so may hang"""
@@ -47,7 +47,7 @@ class Supervisor:
         self.going = False
         """have the roles made their first move? Before, nobody's place can be taken"""
         self.due: dict[str, float] = {}
-        """hosts that are being begun anew, and when"""
+        """hosts that are being restarted, and when"""
         self._faults = faults
         self._groups = groups
         self._hosts = hosts
@@ -75,7 +75,7 @@ class Supervisor:
                 self._hosts.end(host, words)
 
     def replaces(self, died: Died) -> bool:
-        """Can the others go on while this one is begun anew?"""
+        """Can the others go on while this one is restarted?"""
         host = died.host
         return self.going and host is not None and host.kind in REPLACED and not host.expected
 
@@ -99,7 +99,7 @@ class Supervisor:
         return self._hosts.by_role[content["role"]]
 
     def follows(self, host: Host) -> State | None:
-        """What a host that was begun anew must know in order to go on now; None: it cannot yet, or
+        """What a host that was restarted must know in order to go on now; None: it cannot yet, or
         it is none of those."""
         content = self._following.get(host.role, {"peers": 0})
         if host.role not in self.due or not host.ready or not self.going or content["peers"] > 0:
@@ -125,7 +125,7 @@ class Supervisor:
         return fault.then(f"{host.role} restarted")
 
     def _wait(self, host: Host) -> float:
-        """Seconds before a host is begun anew: the longer, the more of its lives were short."""
+        """Seconds before a host is restarted: the longer, the more of its lives were short."""
         short = time.monotonic() - host.born < SHORT
         self._short[host.role] = times = self._short.get(host.role, 0) + 1 if short else 0
         return min(BACKOFF * 2.0 ** (times - 2), MOST) if times > 1 else 0.0
