@@ -492,10 +492,14 @@ def knee() -> str:
     near = sum(abs(error) <= 0.15 for error in errors.values())
     low, high = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
     said = (
-        f"{near} of these {len(errors)} predictions are within 15 %; the furthest are "
-        f"{errors[low]:+.0%} ({low[0]}, {low[1]} actors) and {errors[high]:+.0%} ({high[0]}, "
-        f"{high[1]} actors)."
-    ).replace("%", " %").replace("15  %", "15 %")
+        (
+            f"{near} of these {len(errors)} predictions are within 15 %; the furthest are "
+            f"{errors[low]:+.0%} ({low[0]}, {low[1]} actors) and {errors[high]:+.0%} ({high[0]}, "
+            f"{high[1]} actors)."
+        )
+        .replace("%", " %")
+        .replace("15  %", "15 %")
+    )
     rows += ["", said, "", *_groups(results["groups"])]
     commands = [f"`{case['command']}`" for case in (results, *results.get("before", ()))]
     told = (
