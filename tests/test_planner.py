@@ -149,8 +149,9 @@ def test_a_run_with_auto_looks_itself_where_what_was_kept_cannot_be_read(cache, 
     result = tianji.train(CARTPOLE, ["scale.actors=auto"], runs=tmp_path)
     assert result.updates == 3
     told = capsys.readouterr().err
-    assert 'no profile that can be read (it has no "task")' in told
+    assert 'no profile that can be read (it has no "rates")' in told
     assert "a look of 2 s is in its place" in told
+    assert "looking at run for 2 s, to plan it" in told
     assert not json.loads(Path(result.run_dir, "plan.json").read_text())["whole"]
 
 
@@ -207,12 +208,18 @@ def test_a_plan_that_needs_more_cores_than_there_are_is_not_followed(tmp_path):
     with pytest.raises(Refusal, match="wants 1000 cores"):
         tianji.train(CARTPOLE, runs=tmp_path, plan=path)
     wrongs = {
-        "[]": "not those of a plan", "{}": 'has no "predicted"', "nonsense": "no JSON",
-        '{"choice": {}, "predicted": {"new": 1}}': "not those of a plan",
-        '{"choice": {}, "predicted": {"new": "many"}}': "is no speed",
-        '{"choice": {}, "predicted": {"new": 0}}': "is no speed",
-        '{"choice": {"cats": 2}, "predicted": {"new": 1}}': "its choice has cats",
-        json.dumps({"choice": choice | {"actors": 0}, "predicted": {"new": 1}}): "a count is no",
+        "[]": r"it is \[\], no table", "{}": 'has no "choice"', "nonsense": "no JSON",
+        json.dumps({"choice": choice}): 'has no "predicted"',
+        '{"choice": {}, "predicted": {"new": 1}}': 'it has no "choice.engine"',
+        json.dumps({"choice": choice, "predicted": {"new": "many"}}): "new is 'many', no speed",
+        json.dumps({"choice": choice, "predicted": {"new": 0}}): "new is 0, no speed",
+        json.dumps({"choice": choice, "predicted": 7}): "predicted is 7, no table",
+        json.dumps({"choice": choice | {"cats": 2}, "predicted": {"new": 1}}):
+            '"choice.cats" is unknown here',
+        json.dumps({"choice": choice | {"engine": "ray"}, "predicted": {"new": 1}}):
+            "choice.engine is 'ray', not serial or local",
+        json.dumps({"choice": choice | {"actors": 0}, "predicted": {"new": 1}}):
+            "choice.actors is 0, no whole number from 1",
     }  # fmt: skip
     for wrong, words in wrongs.items():
         path.write_text(wrong)
@@ -252,7 +259,9 @@ def test_what_is_asked_for_beside_a_plan_is_not_dropped(tmp_path, followed):
 
 def test_where_no_way_is_possible_the_reason_is_told():
     config = load_config(CARTPOLE, ["scale.rebalance=true"])
-    with pytest.raises(Refusal, match=r"first way that was tried: .*scale\.rebalance = true"):
+    with pytest.raises(
+        Refusal, match=r"need 3 cores in each group, and there are 1, .* rebalance = f"
+    ):
         planner.make(config, a_profile(load_config(CARTPOLE)), 1)
 
 

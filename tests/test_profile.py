@@ -25,7 +25,7 @@ from tianji import profile as profiles
 from tianji.asked import WHOLE, Acted
 from tianji.config import EvalConfig, load_config
 from tianji.env import make_env
-from tianji.errors import Failure, Refusal
+from tianji.errors import Refusal
 from tianji.plan import Choice
 from tianji.probe import alone
 from tianji.ratios import Again
@@ -247,20 +247,38 @@ def test_a_profile_that_is_ended_leaves_nothing_behind(tmp_path, number):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("rates.act", {"8": -1.0}, "rates.act is"),
-        ("rates.act", {}, "rates.act is"),
-        ("rates.learn", {"1": 0.0}, "rates.learn is"),
-        ("rates.serve", math.nan, "rates.serve is nan"),
-        ("rates.valid", None, "its parts are not those of a profile"),
+        ("rates.act", {"8": -1.0}, "rates.act.8 is -1.0, no number from 1e-12 to 86400"),
+        ("rates.act", {"8": True}, "rates.act.8 is True, no number"),
+        ("rates.act", {"8.0": 1.0}, "rates.act has '8.0', no whole number from 1"),
+        ("rates.act", {"9" * 5000: 1.0}, r"rates.act has '9999.*\.\.\..*', no whole number"),
+        ("rates.act", {}, "rates.act is empty"),
+        ("rates.learn", {"1": 0.0}, "rates.learn.1 is 0.0"),
+        ("rates.learn", {"2": 1.0}, 'it has no "rates.learn.1"'),
+        ("rates.serve", math.nan, "rates.serve is nan, no number from 0"),
+        ("rates.serve", math.inf, "rates.serve is inf"),
+        ("rates.receive", 0, "rates.receive is 0"),
+        ("rates.valid", None, "rates.valid is None, no number from 1e-12 to 1"),
         ("rates.valid", 0.0, "rates.valid is 0.0"),
-        ("rates.send", "x", "its parts are not those of a profile"),
-        ("rates.slow_act", {}, "rates.slow_act is"),
-        ("rates.team", {}, "rates.team is"),
-        ("varied", "a lot", "its parts are not those of a profile"),
-        ("batches", [], "its parts are not those of a profile"),
+        ("rates.send", "x", "rates.send is 'x', no number"),
+        ("rates.slow_act", {}, "rates.slow_act is empty"),
+        ("rates.team", {}, "rates.team is empty"),
+        ("rates.infer", {"8": 1e9}, "rates.infer.8 is 1000000000.0"),
+        ("rates.infer", {"8": 1.0}, "rates.infer.8 is more than rates.act.8"),
+        ("rates.device", "tpu", "rates.device is 'tpu'"),
+        ("rates.more", 1.0, '"rates.more" is unknown here'),
+        ("varied", "a lot", "varied is 'a lot', no number"),
+        ("skipped", "all", "skipped is 'all', no list"),
+        ("whole", 1, "whole is 1, not true or false"),
+        ("batches", [], r"batches is \[\], no table"),
         ("batches", {"7": 1.0}, "batches lack the config's"),
-        ("task.rows", 0, "task.rows is 0"),
-        ("task", None, "its parts are not those of a profile"),
+        ("task.rows", 0, "task.rows is 0, no whole number from 1"),
+        ("task.rows", 2.5, "task.rows is 2.5, no whole number"),
+        ("task.lead", 0.5, "task.lead is 0.5, no number of updates"),
+        ("task.lead", -1, "task.lead is -1"),
+        ("task", None, "task is None, no table"),
+        ("facts.torch", [1], "facts.torch is .* not a text"),
+        ("facts.moon", "full", '"facts.moon" is unknown here'),
+        ("format", 99, "its format is 99, not"),
     ],
 )
 def test_a_profile_with_what_cannot_be_measured_is_refused(tmp_path, path, value, words):
@@ -276,6 +294,45 @@ def test_a_profile_with_what_cannot_be_measured_is_refused(tmp_path, path, value
         profiles.load(tmp_path / "profile.json", config)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "null", "{", "\0", ""])
+def test_a_file_that_is_no_profile_at_all_is_refused(tmp_path, text):
+    (tmp_path / "profile.json").write_text(text)
+    with pytest.raises(Refusal, match="no profile that can be read"):
+        profiles.load(tmp_path / "profile.json", load_config(CARTPOLE))
+
+
+@pytest.mark.parametrize(
+    "part", ["task", "rates", "rates.act", "task.lead", "facts.torch", "varied"]
+)
+def test_a_profile_that_lacks_a_part_is_refused(tmp_path, part):
+    config = load_config(CARTPOLE)
+    tree = json.loads(json.dumps(a_profile(config).tree()))
+    *sections, last = part.split(".")
+    inner = tree
+    for section in sections:
+        inner = inner[section]
+    del inner[last]
+    (tmp_path / "profile.json").write_text(json.dumps(tree))
+    with pytest.raises(Refusal, match=f'it has no "{part}"'):
+        profiles.load(tmp_path / "profile.json", config)
+
+
+@pytest.mark.parametrize("lead", [0, 2, math.inf])
+def test_a_profile_is_read_as_it_was_written(tmp_path, lead):
+    config = load_config(CARTPOLE)
+    known = a_profile(config)
+    known = dataclasses.replace(
+        known,
+        task=dataclasses.replace(known.task, lead=lead, workers=True, max_batch=7),
+        rates=dataclasses.replace(known.rates, infer={8: 1e-3}, together={1: 1.0, 2: 1.1}),
+        skipped=("2 learners",),
+        batches={known.task.batch: 0.1},
+        inference={"float32": 1e3},
+    )
+    (tmp_path / "profile.json").write_text(json.dumps(known.tree()))
+    assert profiles.load(tmp_path / "profile.json", config) == known
+
+
 def test_an_env_that_fails_in_a_profile_is_told_like_in_a_run():
     config = load_config(
         {**CARTPOLE, "env": {"id": "planted/Raises", "imports": ["planted"]}},
@@ -283,7 +340,7 @@ def test_an_env_that_fails_in_a_profile_is_told_like_in_a_run():
     )
     for measured in (lambda: probe.acting(config, 2), lambda: probe.learning(config, 9)):
         with pytest.raises(
-            Failure, match=r"the simulator is gone.* built anew 3 within .* was spent"
+            Refusal, match=r"the simulator is gone.* more often than the 3 within .* a run bears"
         ):
             alone(measured, [0], seconds=0.1)
 

@@ -143,17 +143,12 @@ class Rates:
         return max(self.learn)
 
     def tree(self) -> dict[str, Any]:
-        tree = asdict(self)
-        for name in CURVES:
-            tree[name] = {str(key): value for key, value in tree[name].items()}
-        return tree
-
-    @classmethod
-    def of(cls, tree: Mapping[str, Any]) -> Rates:
-        curves = {
-            name: {int(key): float(value) for key, value in tree[name].items()} for name in CURVES
+        return {
+            name: {str(key): part for key, part in value.items()}
+            if isinstance(value, Mapping)
+            else value
+            for name, value in asdict(self).items()
         }
-        return cls(**{**tree, **curves})
 
 
 class Asked(NamedTuple):
@@ -165,19 +160,6 @@ class Asked(NamedTuple):
     """until it has made it"""
     serving: float
     """that the server works for all actors"""
-
-
-CURVES = (
-    "act",
-    "learn",
-    "slow_act",
-    "slow_learn",
-    "slowest",
-    "team",
-    "inside",
-    "infer",
-    "together",
-)
 
 
 @dataclass(frozen=True)

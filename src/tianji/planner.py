@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tianji import profile as profiles
 from tianji import profiler, shape
+from tianji.annotated import Reader, expect, short, table
 from tianji.config import Config, ScaleConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal, wrong_with
@@ -85,6 +86,12 @@ def _allowed(
 def _no_way(config: Config, task: Task, env: EnvSpec, cores: int, groups: int | None) -> Refusal:
     """Why there is no plan."""
     counts = _counts(config, task, groups)
+    if config.scale.rebalance and cores < 3 * min(counts):
+        return Refusal(
+            f"scale.rebalance = true lets some of several actors rest, which with a learner need 3 "
+            f"cores in each group, and there are {cores}, so there is no plan. Set "
+            f"scale.rebalance = false."
+        )
     if 2 * (least := min(counts)) > cores > 1:
         return Refusal(
             f"{config.name} has {least} groups, each with an actor and a learner, which need "
@@ -135,10 +142,11 @@ def _changed(config: Config, changes: Sequence[str]) -> Choice:
         key, _, text = change.partition("=")
         known = text in ("serial", "local") if key == "engine" else text.isdigit() and int(text) > 0
         if key not in FIELDS or not known:
+            why = "is not one of these" if key not in FIELDS else f'cannot be "{text}"'
             raise Refusal(
-                f'"{change}" cannot be asked. Write one of {", ".join(FIELDS)} and its value, such '
-                f"as actors=16 or engine=local (or serial); to change several, give --what-if for "
-                f"each."
+                f'"{change}" cannot be asked: {key} {why}. Write one of {", ".join(FIELDS)} and '
+                f"its value, such as actors=16 or engine=local (or serial); to change several, "
+                f"give --what-if for each."
             )
         if choice.hosts == "worker" and key in ("actors", "learners", "engine"):
             raise Refusal(
@@ -308,7 +316,7 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
     """The config as a plan spreads it, and the plan: the one that a file has, or the best that
     there is, from the profile if one was kept, else from a look of two seconds."""
     if path is None:
-        found = make(config, profile := _kept(config) or profiler.look(config))
+        found = make(config, profile := _kept(config) or _glanced(config))
         return _followed(config, found.best.choice, tree(found, profile))
     written, choice = _read(path)
     if written.get("config") != profiles.subject(config):
@@ -343,6 +351,11 @@ def _followed(
         and not (alike and name in ("actors", "envs_per_actor"))
     }
     return followed, written | {"replaced": replaced}
+
+
+def _glanced(config: Config) -> Profile:
+    print(f"looking at {config.name} for 2 s, to plan it", file=sys.stderr)
+    return profiler.look(config)
 
 
 def _kept(config: Config) -> Profile | None:
@@ -384,19 +397,14 @@ def said(written: Mapping[str, Any]) -> str:
 def _read(path: Path) -> tuple[dict[str, Any], Choice]:
     """A plan that was written, and its choice."""
     try:
-        written: dict[str, Any] = json.loads(path.read_text())
-        new = written["predicted"]["new"]
-        if not isinstance(new, int | float) or not 0 < new < math.inf:
-            raise ValueError("what it predicts is no speed")
-        if others := set(written["choice"]) - {f.name for f in dataclasses.fields(Choice)}:
-            raise ValueError(f"its choice has {', '.join(sorted(others))}, which is unknown here")
-        choice = Choice(**written["choice"])
-        if choice.engine not in ("serial", "local") or choice.hosts not in ("apart", "worker"):
-            raise ValueError(f"engine {choice.engine}, hosts {choice.hosts}")
-        counts = [getattr(choice, name) for name in FIELDS[1:]]
-        if not all(isinstance(count, int) and count >= 1 for count in counts):
-            raise ValueError("a count is no whole number from 1 on")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        written = dict(table(json.loads(path.read_text())))
+        for part in ("choice", "predicted"):
+            expect(part in written, f'it has no "{part}"')
+        choice: Choice = Reader().read(Choice, written["choice"], "choice")
+        new: Any = table(written["predicted"], "predicted").get("new")
+        speed = type(new) in (int, float) and 0 < new < math.inf
+        expect(speed, f"predicted.new is {short(new)}, no speed")
+    except (OSError, ValueError, RecursionError) as error:
         raise Refusal(
             f"{path} is no plan that can be read ({wrong_with(error, 'a plan')}), so there is "
             f"nothing to follow. A run folder's plan.json is one, and `tianji plan CONFIG --save "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tianji.annotated import Reader, expect, short, table
 from tianji.config import Config
 from tianji.errors import Refusal, wrong_with
 from tianji.machine import cores as cores_here
@@ -22,8 +24,25 @@ from tianji.plan import Rates, Task
 from tianji.view.status import human
 
 FORMAT = 5
-MAY_BE_EMPTY = ("infer", "inside", "together")
-"""of rates: what was not measured for want of time, or as it does not matter"""
+WITH_ONE = ("learn", "slow_act", "slow_learn", "slowest", "team")
+"""of rates: curves that are known for one core, or one learner, at least"""
+SHORTEST, DAY = 1e-12, 86400.0
+"""seconds of what takes time at all, and of what can be measured"""
+WRITTEN = Reader(
+    ranges={
+        "rates.receive": (SHORTEST, DAY),
+        "rates.inside_act": (SHORTEST, DAY),
+        "rates.valid": (SHORTEST, 1),
+        "task.lead": (0, math.inf),
+        "task.most_rows": (1, 1 << 62),
+        "inference": (SHORTEST, 1 / SHORTEST),
+    },
+    number=(0, DAY),
+    entry=(SHORTEST, DAY),
+    # what was not measured for want of time, or as it does not matter
+    may_be_empty={"rates.infer", "rates.inside", "rates.together", "batches", "inference"},
+)
+"""what may have been measured"""
 UNSTEADY = 0.1
 """such a variation of a machine's speed matters: more is measured, and a plan says what it means"""
 
@@ -75,14 +94,16 @@ class Profile:
         }
 
     @classmethod
-    def of(cls, tree: dict[str, Any]) -> Profile:
-        task = dict(tree["task"])
-        task["lead"] = float(task["lead"])
-        return cls(
-            Rates.of(tree["rates"]), Task(**task), tree["facts"], tree["config"], tree["seconds"],
-            tree["whole"], {int(k): v for k, v in tree["batches"].items()}, tree["inference"],
-            tuple(tree["skipped"]), tree["varied"],
-        )  # fmt: skip
+    def of(cls, tree: Any) -> Profile:
+        """A profile that was written; ValueError where it could not have been measured."""
+        parts = dict(table(tree))
+        found = parts.pop("format", None)
+        expect(
+            type(found) is int and found == FORMAT, f"its format is {short(found)}, not {FORMAT}"
+        )
+        profile: Profile = WRITTEN.read(cls, parts)
+        _check(profile)
+        return profile
 
 
 def facts() -> dict[str, Any]:
@@ -129,18 +150,15 @@ def cache_path(config: Config) -> Path:
 def cached(config: Config) -> Profile | None:
     """The profile of this config on this machine, if there is one."""
     path = cache_path(config)
-    return load(path, config) if path.is_file() else None
+    # Where one may not look, nothing was kept: pathlib's is_file() would raise.
+    return load(path, config) if os.path.isfile(path) else None
 
 
 def load(path: Path, config: Config) -> Profile:
     """A profile from a file; refuses one that does not hold here."""
     try:
-        tree = json.loads(path.read_text())
-        if tree.get("format") != FORMAT:
-            raise ValueError(f"its format is {tree.get('format')}, not {FORMAT}")
-        profile = Profile.of(tree)
-        _check(profile)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        profile = Profile.of(json.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError) as error:
         raise Refusal(
             f"{path} is no profile that can be read ({wrong_with(error, 'a profile')}), so "
             f"there is nothing to plan from. Run `tianji profile CONFIG`, which writes one."
@@ -159,38 +177,38 @@ def load(path: Path, config: Config) -> Profile:
 
 
 def _check(profile: Profile) -> None:
-    """Raises ValueError if something of a profile could not have been measured."""
+    """ValueError if parts of a profile do not fit each other."""
     rates, task = profile.rates, profile.task
-    for name, value in vars(rates).items():
-        if name == "device":
-            continue
-        if not isinstance(value, Mapping):
-            _expect(0 <= value < math.inf, f"rates.{name} is {value}")
-        elif value or name not in MAY_BE_EMPTY:
-            sound = value and all(k >= 1 and 0 < v < math.inf for k, v in value.items())
-            _expect(bool(sound), f"rates.{name} is {dict(value)}")
-    _expect(0 < rates.valid <= 1, f"rates.valid is {rates.valid}")
-    for name in ("rows", "batch", "envs", "T", "most_rows"):
-        _expect(getattr(task, name) >= 1, f"task.{name} is {getattr(task, name)}")
-    _expect(all(0 < seconds < math.inf for seconds in profile.batches.values()), "batches")
-    _expect(not profile.batches or task.batch in profile.batches, "batches lack the config's")
-    _expect(0 <= profile.varied < math.inf, f"varied is {profile.varied}")
-
-
-def _expect(so: bool, what: str) -> None:
-    if not so:
-        raise ValueError(what)
+    expect(rates.device in ("cpu", "cuda"), f"rates.device is {short(rates.device)}")
+    for name in WITH_ONE:
+        expect(1 in getattr(rates, name), f'it has no "rates.{name}.1"')
+    expect(bool(rates.infer) or not task.server, "rates.infer is empty and task.server is True")
+    for envs, seconds in rates.infer.items():
+        expect(envs in rates.act and seconds <= rates.act[envs],
+                f"rates.infer.{envs} is more than rates.act.{envs}")  # fmt: skip
+    lead = task.lead
+    expect(math.isinf(lead) or lead.is_integer(), f"task.lead is {lead}, no number of updates")
+    lacks = bool(profile.batches) and task.batch not in profile.batches
+    expect(not lacks, f"batches lack the config's, {task.batch}")
+    for fact in facts():
+        expect(fact in profile.facts, f'it has no "facts.{fact}"')
+    for fact in profile.facts:
+        expect(fact in facts(), f'"facts.{fact}" is unknown here')
 
 
 def save(profile: Profile, config: Config) -> Path | None:
     """Keep a profile for plans to come; None, and it is said, where that cannot be."""
     path = cache_path(config)
+    part = path.with_suffix(f".{os.getpid()}")  # what is there is whole, whenever it is read
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(profile.tree()) + "\n")
+        part.write_text(json.dumps(profile.tree()) + "\n")
+        part.replace(path)
     except OSError as error:
-        print(f"the profile is not kept: {error}. $TIANJI_CACHE may name another folder.",
-              file=sys.stderr)  # fmt: skip
+        with contextlib.suppress(OSError):
+            part.unlink()
+        print(f"the profile is not kept ({error}), so that the next plan measures anew. "
+              f"$TIANJI_CACHE may name another folder.", file=sys.stderr)  # fmt: skip
         return None
     return path
 
@@ -219,16 +237,14 @@ def told(profile: Profile) -> str:
         where = (
             f"{cores:>4} core{'s' if cores > 1 else ' '}" if rates.device == "cpu" else "     GPU "
         )
-        lines.append(
-            f"  {where} {human(rate):>8} steps/s  {bar}  {1e3 * rates.learn[cores]:.3g} ms"
-        )
+        lines.append(f"  {where} {human(rate):>8} steps/s  {bar}  {duration(rates.learn[cores])}")
     for learners, factor in sorted(rates.team.items()):
         if learners > 1:
             lines.append(f"  {learners} learners {human(follows[1] / factor):>8} steps/s, a core "
                          f"each")  # fmt: skip
     for batch, longer in sorted(profile.by_batch().items()):
         seconds = longer * rates.learn[1]
-        lines.append(f"  {human(batch):>6} steps: {1e3 * seconds:.3g} ms, "
+        lines.append(f"  {human(batch):>6} steps: {duration(seconds)}, "
                      f"{human(batch / seconds)} consumed steps/s")  # fmt: skip
     first = task.T * rates.step(task.envs) + rates.begin
     lines += [
@@ -259,6 +275,10 @@ def told(profile: Profile) -> str:
 
 
 def duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{1e6 * seconds:.3g} µs" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
+    """Three digits and a unit: 512 µs, 24.3 ms, 24.3 s; 2,430 s."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
+    for unit, in_seconds in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * in_seconds:
+            return f"{seconds / in_seconds:.3g} {unit}"
+    return f"{1e6 * seconds:.3g} µs"
