@@ -96,8 +96,8 @@ def test_the_page_is_whole_with_a_curve_and_a_timeline_for_each(done):
     page = found.html.read_text()
     parsed = Balanced(page)
     assert "http" not in page
-    timelines = [a["id"] for t, a in parsed.tags if a.get("class") == "tj-timeline"]
-    assert timelines == [f"timeline-{preset}" for preset in found.presets]
+    rows = [a["id"] for t, a in parsed.tags if a.get("class") == "tj-part"]
+    assert rows == [f"timelines-{preset}-rows" for preset in found.presets]
     lines = [t for t, a in parsed.tags if t in ("polyline", "circle")]
     assert len(lines) >= 2 * len(found.presets)
     for row in found.rows():

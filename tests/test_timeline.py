@@ -149,7 +149,7 @@ def show(browser, tmp_path, text):
     browser.dark(False)
     browser.open(path.as_uri())
     browser.until("document.documentElement.dataset.timelines > 0")
-    browser.until("document.querySelector('.tj-timeline').dataset.from")
+    browser.until("document.querySelector('.tj-part').dataset.from")
     assert browser.errors == []
     return browser
 
@@ -161,8 +161,8 @@ def box(browser, index=0):
 
 
 def extent(browser, index=0):
-    section = f"document.querySelectorAll('.tj-timeline')[{index}].dataset"
-    return tuple(float(browser.js(f"{section}.{name}")) for name in ("from", "to"))
+    part = f"document.querySelectorAll('.tj-part')[{index}].dataset"
+    return tuple(float(browser.js(f"{part}.{name}")) for name in ("from", "to"))
 
 
 def pixel(browser, x, y, index=0):
@@ -410,3 +410,61 @@ def test_timelines_of_one_page_show_the_same_stretch_of_time(browser, tmp_path):
     starts = [extent(browser, i)[0] - homes[i] for i in range(2)]
     assert starts[0] == pytest.approx(starts[1])
     assert starts[0] > 0
+
+
+OTHER = ("learner/update", "learner/wait_buffer")
+
+
+def test_runs_of_a_stack_have_one_axis_one_legend_and_one_table(browser, tmp_path):
+    """Rows of all begin at the same place, however long their names are, and times count from
+    where what is shown of each run begins."""
+    later = [track("a-learner-with-a-long-name", OTHER,
+                   [("update", 0.4), ("wait_buffer", 0.1)] * 20, begin=100.0)]  # fmt: skip
+    runs = {"sync": figure(), "<i>free</i>": later, "none": []}
+    text = (
+        f"<!doctype html><meta charset=utf-8><style>{timeline.STYLE}</style>"
+        f"{timeline.stack(runs, 'side by side', 'runs')}<script>{timeline.SCRIPT}</script>"
+    )
+    show(browser, tmp_path, text)
+    count = "document.querySelectorAll('{}').length"
+    assert browser.js(count.format(".tj-legend")) == 1
+    assert browser.js(count.format(".tj-tools")) == 1
+    assert browser.js(count.format("canvas")) == 2
+    names = "[...document.querySelectorAll('.tj-part h3')].map(e => e.textContent)"
+    assert browser.js(names) == list(runs)
+    rows = browser.js(
+        "[...document.querySelectorAll('.tj-shares tr')].map(r => r.cells[0].textContent)"
+    )
+    assert rows == ["", "sync", "actor-0", "actor-1", "learner", "<i>free</i>", later[0].host]
+    last = "document.querySelectorAll('.tj-part')[2].textContent"
+    assert "The trace is empty." in browser.js(last)
+
+    homes = [timeline.home(one)[0] for one in (figure(), later)]
+    span = extent(browser)[1] - extent(browser)[0]
+    gutter = float(browser.js(GUTTER))
+    for i, (time, row, kind, top) in enumerate([(16.3, 2, "update", 22), (105.3, 0, "update", 4)]):
+        x0, y0, width, height = box(browser, i)
+        assert height == top + 30 * (3 if i == 0 else 1)
+        begin, end = extent(browser, i)
+        assert (begin, end - begin) == pytest.approx((homes[i], span))
+        x = gutter + (time - begin) / span * (width - gutter)
+        y = top + 30 * row + 12
+        assert pixel(browser, x, y + 10, i) == colour(browser, kind)
+        browser.mouse("mouseMoved", x0 + x, y0 + y)
+        shown = browser.js(f"document.querySelectorAll('.tj-tip')[{i}].textContent")
+        since = (16.1 if i == 0 else 105.0) - homes[i]
+        assert f"3 update\nfrom {since:.6f} s" in shown
+
+    browser.js("document.querySelector('[data-do=in]').click()")
+    browser.drawn()
+    assert [extent(browser, i)[1] - extent(browser, i)[0] for i in (0, 1)] == pytest.approx(
+        [span / 2, span / 2]
+    )
+    x, y, *_ = box(browser, 1)
+    browser.mouse("mouseWheel", x + 600, y + 10, deltaX=0, deltaY=-400)
+    assert extent(browser)[1] - extent(browser)[0] == pytest.approx(span / 2 / np.e, rel=1e-3)
+    for width in (360, 1600):
+        browser.size(width, 700)
+        browser.drawn()
+        assert browser.js("document.documentElement.scrollWidth") <= width
+    assert browser.errors == []

@@ -99,18 +99,18 @@ def _dashes(comparison: Comparison, preset: str) -> str:
 
 def _timelines(comparison: Comparison) -> str:
     """Of the first run of each preset, one above the other; they are zoomed together."""
-    parts = []
+    runs, notes = {}, ""
     for preset in comparison.presets:
         entry = first(comparison, preset)
         if entry is None:
             continue
         try:
-            tracks = trace.read(Path(entry.run_dir))
+            runs[preset] = newest(trace.read(Path(entry.run_dir)))
         except Refusal as error:
-            parts.append(f'<p class="soft">{escape(preset)}: {escape(str(error))}</p>')
-        else:
-            parts.append(timeline.fragment(newest(tracks), preset, f"timeline-{preset}"))
-    return "".join(parts)
+            notes += f'<p class="soft">{escape(preset)}: {escape(str(error))}</p>'
+    if not runs:
+        return notes
+    return timeline.stack(runs, "The newest events of each run", "timelines") + notes
 
 
 def _time(comparison: Comparison) -> str:

@@ -1,7 +1,7 @@
 (() => {
 "use strict";
 
-const AXIS = 22, ROW = 24, BETWEEN = 6, LABEL = 14, NARROW = 560, FONT = "12px system-ui, sans-serif";
+const AXIS = 22, EDGE = 4, ROW = 24, BETWEEN = 6, LABEL = 14, NARROW = 560, FONT = "12px system-ui, sans-serif";
 const ORDER = ["server", "actor", "buffer", "learner", "evaluator", "run"];  // as data flow
 const LEAST = 2e-6;  // seconds that are shown at least
 
@@ -61,16 +61,21 @@ function roleOf(key) {
   return role === "driver" ? "run" : role;
 }
 
+// One canvas. Those of a section are the runs of a stack: with one axis, one table, one set of tools.
 class Timeline {
-  constructor(section, content, tracks) {
-    this.section = section;
+  constructor(part, content, tracks) {
+    this.part = part;
+    this.section = part.closest(".tj-timeline");
+    this.leader = all.find(t => t.section === this.section) || this;  // who has what they share
     this.kinds = content.kinds;
     this.labels = content.labels;
     this.numbers = content.numbers;
     this.home = content.home;
-    this.canvas = section.querySelector("canvas");
-    this.tip = section.querySelector(".tj-tip");
-    this.said = section.querySelector(".tj-said");
+    this.zero = this.section.classList.contains("tj-stack") ? this.home[0] : 0;
+    this.axis = this.leader === this ? AXIS : EDGE;
+    this.canvas = part.querySelector("canvas");
+    this.tip = part.querySelector(".tj-tip");
+    this.said = this.section.querySelector(".tj-said");
     this.offset = 0;  // seconds from home to what is shown
     this.span = this.home[1] - this.home[0];
     this.rows = [];
@@ -101,14 +106,19 @@ class Timeline {
   get narrow() { return this.room < NARROW; }
   get pitch() { return ROW + BETWEEN + (this.narrow ? LABEL : 0); }
 
-  top(row) { return AXIS + row * this.pitch + (this.narrow ? LABEL : 0); }
+  top(row) { return this.axis + row * this.pitch + (this.narrow ? LABEL : 0); }
 
   get left() {
     if (this.narrow) return 0;
+    return this.leader.gutterOfAll();
+  }
+
+  gutterOfAll() {
     if (this.gutter === undefined) {
       const pen = this.canvas.getContext("2d");
       pen.font = FONT;
-      this.gutter = 10 + Math.max(...this.rows.map(r => pen.measureText(r.label).width));
+      const rows = all.filter(t => t.leader === this).flatMap(t => t.rows);
+      this.gutter = 10 + Math.max(...rows.map(r => pen.measureText(r.label).width));
     }
     return this.gutter;
   }
@@ -156,7 +166,7 @@ class Timeline {
     const canvas = this.canvas, style = getComputedStyle(this.section);
     const ratio = window.devicePixelRatio || 1;
     this.room = canvas.clientWidth;
-    const height = AXIS + this.rows.length * this.pitch;
+    const height = this.axis + this.rows.length * this.pitch;
     const wide = Math.round(this.room * ratio), high = Math.round(height * ratio);
     if (canvas.width !== wide || canvas.height !== high) {
       canvas.width = wide;
@@ -180,10 +190,11 @@ class Timeline {
     this.drawWords(pen, colour);
     this.drawMarks(pen, colour);
     this.fillTable(spent);
-    this.section.dataset.from = this.from;
-    this.section.dataset.to = this.to;
-    this.section.querySelector(".tj-range").textContent =
-      `${this.from.toFixed(this.digits())} s, ${human(this.span)} long`;
+    this.part.dataset.from = this.from;
+    this.part.dataset.to = this.to;
+    if (this.leader === this)
+      this.section.querySelector(".tj-range").textContent =
+        `${(this.from - this.zero).toFixed(this.digits())} s, ${human(this.span)} long`;
   }
 
   // Every column of pixels is divided among the kinds of work by their shares of its time.
@@ -267,13 +278,15 @@ class Timeline {
   digits() { return Math.max(0, Math.min(7, 1 - Math.floor(Math.log10(this.step())))); }
 
   drawAxis(pen, colour) {
-    const step = this.step(), bottom = AXIS + this.rows.length * this.pitch;
+    const step = this.step(), bottom = this.axis + this.rows.length * this.pitch;
     const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    const from = this.from - this.zero, to = this.to - this.zero;
     pen.textAlign = "center";
-    for (let k = Math.ceil(this.from / step); k * step <= this.to; k++) {
-      const x = Math.round(this.x(k * step)) + 0.5;
+    for (let k = Math.ceil(from / step); k * step <= to; k++) {
+      const x = Math.round(this.x(this.zero + k * step)) + 0.5;
       pen.fillStyle = colour("line");
-      pen.fillRect(x - 0.5, AXIS - 4, 1, bottom);
+      pen.fillRect(x - 0.5, this.axis - EDGE, 1, bottom);
+      if (this.leader !== this) continue;
       pen.fillStyle = colour("faint");
       const text = `${(k * step).toFixed(digits)} s`, half = pen.measureText(text).width / 2;
       pen.fillText(text, Math.max(half, Math.min(x, this.room - half)), AXIS / 2 - 2);
@@ -284,7 +297,7 @@ class Timeline {
     if (this.selected) {
       const [a, b] = this.selected;
       pen.fillStyle = colour("select");
-      pen.fillRect(Math.min(a, b), AXIS - 4, Math.abs(b - a), this.canvas.clientHeight);
+      pen.fillRect(Math.min(a, b), this.axis - EDGE, Math.abs(b - a), this.canvas.clientHeight);
     }
     if (this.event < 0) return;
     const { track } = this.rows[this.row];
@@ -297,20 +310,23 @@ class Timeline {
 
   makeTable() {
     const table = this.section.querySelector(".tj-shares");
-    table.createCaption().textContent = "Of what is shown, each host's time in percent";
-    const head = table.createTHead().insertRow();
-    for (const text of ["", "", ...this.labels]) {
+    const heading = (line, scope, text) => {
       const cell = document.createElement("th");
-      cell.scope = "col";
+      cell.scope = scope;
       cell.textContent = text;
-      head.append(cell);
+      line.append(cell);
+      return cell;
+    };
+    if (this.leader === this) {
+      table.createCaption().textContent = "Of what is shown, each host's time in percent";
+      const head = table.createTHead().insertRow();
+      for (const text of ["", "", ...this.labels]) heading(head, "col", text);
     }
-    const body = table.createTBody();
+    const body = table.createTBody(), run = this.part.querySelector("h3");
+    if (run) heading(body.insertRow(), "rowgroup", run.textContent).colSpan = 2 + this.kinds.length;
     for (const row of this.rows) {
-      const line = body.insertRow(), name = document.createElement("th");
-      name.scope = "row";
-      name.textContent = row.label;
-      line.append(name);
+      const line = body.insertRow();
+      heading(line, "row", row.label);
       const bar = document.createElement("div");
       bar.className = "tj-bar";
       line.insertCell().append(bar);
@@ -340,7 +356,7 @@ class Timeline {
   }
 
   rowAt(y) {
-    const row = Math.floor((y - AXIS) / this.pitch);
+    const row = Math.floor((y - this.axis) / this.pitch);
     return row >= 0 && row < this.rows.length && y >= this.top(row) - BETWEEN / 2 ? row : -1;
   }
 
@@ -357,7 +373,7 @@ class Timeline {
     const what = name.startsWith("wait_") ? `waits for ${name.slice(5)}`
       : kind.endsWith(name) ? kind : `${kind}: ${name}`;
     const begin = track.begin[event], end = track.end[event];
-    return `${label}\n${what}\nfrom ${begin.toFixed(6)} s\nfor ${human(end - begin)}`;
+    return `${label}\n${what}\nfrom ${(begin - this.zero).toFixed(6)} s\nfor ${human(end - begin)}`;
   }
 
   point(x, y) {
@@ -403,8 +419,9 @@ class Timeline {
       in: () => this.zoom(0.5), out: () => this.zoom(2), left: () => this.move(-0.4),
       right: () => this.move(0.4), home: () => this.reset(), all: () => this.everything(),
     };
-    for (const button of this.section.querySelectorAll("[data-do]"))
-      button.addEventListener("click", doing[button.dataset.do]);
+    if (this.leader === this)
+      for (const button of this.section.querySelectorAll("[data-do]"))
+        button.addEventListener("click", doing[button.dataset.do]);
     canvas.addEventListener("wheel", event => {
       event.preventDefault();
       const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
@@ -482,14 +499,15 @@ class Timeline {
 }
 
 async function begin() {
-  for (const section of document.querySelectorAll(".tj-timeline")) {
-    const content = JSON.parse(section.querySelector(".tj-data").textContent);
-    if (!content.tracks.length) {
-      section.querySelector(".tj-keys").textContent = "The trace is empty.";
-      continue;
-    }
-    const tracks = await Promise.all(content.tracks.map(t => unpack(t, content.unit, content.gap)));
-    all.push(new Timeline(section, content, tracks));
+  const parts = [...document.querySelectorAll(".tj-part")];
+  const ready = await Promise.all(parts.map(async part => {
+    const content = JSON.parse(part.querySelector(".tj-data").textContent);
+    const tracks = content.tracks.map(track => unpack(track, content.unit, content.gap));
+    return [part, content, await Promise.all(tracks)];
+  }));
+  for (const [part, content, tracks] of ready) {
+    if (tracks.length) all.push(new Timeline(part, content, tracks));
+    else part.querySelector(".tj-stage").textContent = "The trace is empty.";
   }
   if (all.length) all[0].reset();
   document.documentElement.dataset.timelines = all.length;

@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,24 +51,46 @@ def page(tracks: Sequence[Track], title: str) -> str:
 def fragment(tracks: Sequence[Track], title: str, id: str) -> str:
     """One timeline, for a page that has STYLE and SCRIPT once. Those of a page show the same
     stretch of time, each from where it begins to show."""
+    return _section([_part(tracks, title, id)], title, id, "tj-timeline", KEYS)
+
+
+def stack(runs: Mapping[str, Sequence[Track]], title: str, id: str) -> str:
+    """The rows of several runs by their names, one directly above the other: with one legend, one
+    axis of time, and one table of shares below them all."""
+    parts = [
+        _part(tracks, name, f"{id}-{name}", f"<h3>{html.escape(name)}</h3>\n")
+        for name, tracks in runs.items()
+    ]
+    return _section(parts, title, id, "tj-timeline tj-stack", f"{KEYS} {ZERO}")
+
+
+def _section(parts: Sequence[str], title: str, id: str, kind: str, keys: str) -> str:
     name, own = html.escape(title), html.escape(id)
     legend = "".join(
         f'<li><i style="background:var(--tj-{kind})"></i>{label}</li>'
         for kind, label in LEGEND.items()
     )
     return (
-        f'<section class="tj-timeline" id="{own}" aria-labelledby="{own}-title">\n'
+        f'<section class="{kind}" id="{own}" aria-labelledby="{own}-title">\n'
         f'<header><h2 id="{own}-title">{name}</h2>\n{TOOLS}</header>\n'
-        f'<ul class="tj-legend">{legend}</ul>\n'
-        f'<div class="tj-stage"><canvas tabindex="0" role="application" '
-        f'aria-label="timeline of {name}" aria-describedby="{own}-keys"></canvas>'
-        '<div class="tj-tip" hidden></div></div>\n'
-        f'<p class="tj-keys" id="{own}-keys">{KEYS}</p>\n'
+        f'<ul class="tj-legend">{legend}</ul>\n{"".join(parts)}'
+        f'<p class="tj-keys">{keys}</p>\n'
         '<p class="tj-said" aria-live="polite"></p>\n'
         '<div class="tj-scroll"><table class="tj-shares"></table></div>\n'
         "<noscript>The timeline is drawn by a script, which this browser does not run.</noscript>\n"
-        f'<script type="application/json" class="tj-data">{_json(_content(tracks))}</script>\n'
         "</section>"
+    )
+
+
+def _part(tracks: Sequence[Track], title: str, id: str, heading: str = "") -> str:
+    """The rows of one run."""
+    return (
+        f'<div class="tj-part" id="{html.escape(id)}-rows">{heading}'
+        f'<div class="tj-stage"><canvas tabindex="0" role="application" '
+        f'aria-label="timeline of {html.escape(title)}" aria-description="{KEYS}"></canvas>'
+        '<div class="tj-tip" hidden></div></div>\n'
+        f'<script type="application/json" class="tj-data">{_json(_content(tracks))}</script>\n'
+        "</div>\n"
     )
 
 
@@ -165,6 +187,8 @@ KEYS = (
     "to go back. Keys: + and −, arrows, a for all, 0 to go back; Shift and an arrow go from one "
     "event to the next."
 )
+
+ZERO = "0 s is where what is shown first of each run begins."
 
 BODY = (
     ":root{color-scheme:light dark}body{margin:16px;background:#fff}"
