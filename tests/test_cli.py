@@ -320,8 +320,12 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
 
 def test_replay_that_does_not_fit_is_refused(tmp_path, capsys):
     argv = ["train", "dqn_cartpole", "algorithm.capacity=1000000000000", "--runs", str(tmp_path)]
-    assert main(argv) == 2
-    assert "algorithm.capacity" in capsys.readouterr().err
+    apart = ["scale.engine=local", "scale.actors=2", "scale.envs_per_actor=8"]
+    for more, words in ([], False), ([*apart, "scale.rebalance=true"], True):
+        assert main([*argv, *more]) == 2
+        told = capsys.readouterr().err
+        assert "algorithm.capacity" in told
+        assert ("set scale.rebalance = false" in told) is words, "what is not on is not to blame"
 
 
 def test_dqn_with_continuous_actions_is_refused(tmp_path, capsys):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tianji
-from tianji import Failure, returns
+from tianji import Failure, Refusal, returns
 from tianji.actor import REBUILD, Actor
 from tianji.algorithm import Decision, Lanes
 from tianji.channel import Channel
@@ -359,3 +359,19 @@ class AlwaysNaN(Scripted):
         if self.life == 0 and self._steps == 9:
             step.observation["obs"][:] = np.nan
         return step
+
+
+@register_env("test/Unmade")
+class Unmade(Scripted):
+    """An own env that cannot be created."""
+
+    def __init__(self, num_envs, path="nowhere"):
+        raise OSError(f"no map at {path}")
+
+
+def test_an_own_env_whose_constructor_raises_is_refused_with_the_place(tmp_path):
+    where = r"test/Unmade cannot be created.*OSError: no map at nowhere \(test_env_faults.py, line "
+    with pytest.raises(Refusal, match=where):
+        tianji.train(PPO | {"env": {"id": "test/Unmade"}}, runs=tmp_path)
+    with pytest.raises(Refusal, match="does not fit test/Unmade"):
+        tianji.train(PPO | {"env": {"id": "test/Unmade", "kwargs": {"maps": 3}}}, runs=tmp_path)

@@ -1,6 +1,8 @@
 """What a process may still take, and what is known of other processes."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -103,3 +105,32 @@ def test_the_second_threads_of_cores_are_used_last(tmp_path):
     assert core_order([3, 1, 2], tmp_path) == [1, 2, 3], "of a pair that is not whole, all count"
     assert core_order([9, 8], tmp_path) == [8, 9], "and where nothing is known"
     assert sorted(core_order()) == sorted(os.sched_getaffinity(0))
+
+
+POOLS = """
+import numpy
+import threadpoolctl
+
+threadpoolctl.threadpool_limits(3, "blas")  # as a program has it on three cores
+
+
+def pools():
+    found = threadpoolctl.threadpool_info()
+    return {part["user_api"]: part["num_threads"] for part in found if part["user_api"] == "blas"}
+"""
+
+
+def printed(program, folder):
+    command = [sys.executable, "-W", "ignore", "-c", POOLS + program]
+    return subprocess.run(command, cwd=folder, check=True, text=True, capture_output=True).stdout
+
+
+def test_numpy_has_one_thread_in_a_run_of_a_program_that_gave_it_several(tmp_path):
+    assert printed("print(pools())", tmp_path) == "{'blas': 3}\n"
+    program = "import tianji; tianji.train('ppo_cartpole', 'stop.updates=1'); print(pools())"
+    assert printed(program, tmp_path).endswith("{'blas': 1}\n")
+
+
+def test_numpy_has_one_thread_where_something_is_measured(tmp_path):
+    program = "from tianji.probe import alone; print(alone(lambda: pools, [0]), pools())"
+    assert printed(program, tmp_path) == "{'blas': 1} {'blas': 3}\n"

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tomli_w
 from measured import CARTPOLE, REPLAY, a_profile, ask
 
 import tianji
@@ -177,6 +178,26 @@ def test_auto_is_shown_as_such_and_counts_as_one_actor_until_it_is_planned():
     assert not shape.spread(config, Choice("serial", 1, 8, 8)).auto
     with pytest.raises(Refusal, match=r"scale\.actors = 'many'"):
         load_config(CARTPOLE, ["scale.actors=many"])
+
+
+def test_auto_in_place_of_a_number_of_actors_shares_out_the_envs_of_all(tmp_path):
+    several = {**CARTPOLE, "scale": {**CARTPOLE["scale"], "engine": "local", "actors": 4}}
+    (tmp_path / "several.toml").write_text(tomli_w.dumps(several))
+    for source in (several, tmp_path / "several.toml"):
+        config = load_config(source, ["scale.actors=auto"])
+        assert config.scale.actors * config.scale.envs_per_actor == 4 * 8
+        row = next(row for row in config.rows() if row[0] == "scale.envs_per_actor")
+        assert row[1] == 32
+        assert row[2].endswith(", of 4 actors")
+    assert several["scale"]["envs_per_actor"] == 8, "what was given is as it was"
+    mine = load_config(several, ["scale.actors=auto", "scale.envs_per_actor=6"])
+    assert mine.scale.envs_per_actor == 6, "of the whole run, as it is said"
+    unsaid = {**several, "scale": {"engine": "local", "actors": 3, "rollout_length": 8}}
+    known = load_config(unsaid).scale.envs_per_actor
+    assert load_config(unsaid, ["scale.actors=auto"]).scale.envs_per_actor == 3 * known
+    wrong = {**several, "scale": {**several["scale"], "envs_per_actor": "x"}}
+    with pytest.raises(Refusal, match=r"scale\.envs_per_actor"):
+        load_config(wrong, ["scale.actors=auto"])
 
 
 def test_a_run_with_auto_looks_first_and_keeps_its_plan(tmp_path):

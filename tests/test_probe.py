@@ -17,7 +17,7 @@ from measured import (
 )
 
 import tianji
-from tianji import probe, profiler, shape
+from tianji import asked, probe, profiler, shape
 from tianji.config import load_config
 from tianji.errors import Failure
 from tianji.probe import Probe, alone
@@ -110,6 +110,48 @@ def test_learning_needs_few_envs_where_they_take_long_to_make():
     first = cores[:1]
     told = alone(lambda: probe.learning(one, 3), first, cores=first, seconds=0.1)
     assert told["consumed"] == pytest.approx(64, rel=0.2), "as many steps as with all of them"
+
+
+def test_an_update_that_takes_long_is_measured_by_a_share_of_it():
+    tree = {
+        **CARTPOLE,
+        "env": {"id": "CartPole-v1", "imports": ["planted"]},
+        "algorithm": {"name": "planted", "epochs": 1, "minibatches": 4, "update_s": 0.05},
+    }
+    one = shape.template(load_config(tree))
+    first = sorted(os.sched_getaffinity(0))[:1]
+    for share in (1, 4):
+        quarter = shape.with_share(one, share)
+        assert quarter.scale.envs_per_actor * share == one.scale.envs_per_actor
+        assert quarter.algorithm.minibatches * share == one.algorithm.minibatches
+        measured = functools.partial(probe.learning, one, 8, share=share)
+        told = alone(measured, first, cores=first, seconds=0.1)
+        assert share * 0.05 < told["learn"] < share * 0.05 + 0.1
+        assert told["consumed"] == pytest.approx(64, rel=0.2), "as told, all of it"
+
+
+def test_as_large_a_share_is_taken_as_can_be_learnt_from_in_time():
+    tree = {**CARTPOLE, "algorithm": {"name": "ppo", "epochs": 2, "minibatches": 4}}
+    config = load_config(tree, ["scale.envs_per_actor=16", "scale.rollout_length=10"])
+    known = asked.Asked.of(config)
+    passes = 160 * asked.PASSES * 2  # of one step through the network
+
+    def share(config, seconds, glance=False):
+        of = dataclasses.replace(known, config=config, one=shape.template(config))
+        return of.share(seconds / passes, glance)
+
+    assert share(config, 2.9) == 1
+    assert share(config, 3.1) == 2
+    assert share(config, 11.0) == 4
+    assert share(config, 1e6) == 4, "with less, minibatches would be smaller"
+    assert share(config, 0.2, glance=True) == 1
+    assert share(config, 4.0, glance=True) == 16
+    onto_gpu = dataclasses.replace(config, scale=dataclasses.replace(config.scale, device="cuda"))
+    assert share(onto_gpu, 1e6) == 1, "how long that takes on a GPU, acting does not tell"
+    halves = config.scaled(halves=True)
+    assert share(halves, 1e6) == 4
+    assert share(halves, 1e6, glance=True) == 8, "one env has no halves"
+    assert shape.shares(load_config(REPLAY)) == {1: True}, "a batch is drawn, and known by its size"
 
 
 def test_a_few_envs_are_shown_as_many():

@@ -16,12 +16,17 @@ from tianji.machine import core_order
 from tianji.machine import cores as cores_here
 from tianji.plan import Task
 from tianji.probe import Measured, Measurement, Probe, alone
-from tianji.shape import see, task_of_all, template, without_warmup
+from tianji.shape import begins, see, shares, task_of_all, template, with_share, without_warmup
 
 WHOLE = 45.0
 """seconds that a profile may take"""
 MAKING = 2.0
 """seconds to make the envs of one measurement, at most"""
+UPDATING, GLANCING = 3.0, 0.3
+"""seconds of an update with which learning is measured, at most, as acting lets it be expected; in
+a look"""
+PASSES = 3
+"""times that a gradient takes as long as inference, about"""
 STEPPING = 4.0
 """seconds in which envs make a step, or what an update follows, at most: with fewer envs, or with
 steps that are shown again"""
@@ -113,6 +118,21 @@ class Asked:
             return most, None
         return 1, int(STEPPING / 2 / acted.steps[min(acted.steps)])
 
+    def share(self, inference: float, glance: bool = False) -> int:
+        """Of how many equal shares of what an update takes learning is measured with one, as all
+        of it would take too long: on a CPU a row takes as many times as long as `inference` as
+        there are passes."""
+        passes = PASSES * getattr(self.config.algorithm, "epochs", 1)
+        expected = self.task.rows * inference * passes
+        if not self.on_cpu or expected < (most := GLANCING if glance else UPDATING):
+            return 1
+        found = [
+            n
+            for n, alike in shares(self.one).items()
+            if (alike or glance) and begins(with_share(self.one, n), self.env)
+        ]
+        return next((n for n in found if expected / n < most), max(found))
+
     def long_enough(self, update: float, collecting: float) -> float:
         """Seconds of a real run in which some updates are made, each after so much collecting."""
         warmup = getattr(self.sooner.algorithm, "warmup", 0)
@@ -132,3 +152,8 @@ class Acted(NamedTuple):
     with_these: Measured
     actor: Probe
     """who was asked that"""
+
+    @property
+    def inference(self) -> float:
+        """Seconds of it for a row."""
+        return self.shares[self.envs] * self.steps[self.envs] / self.envs

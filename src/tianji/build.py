@@ -502,7 +502,7 @@ class Topology:
                 f"rollouts and replay need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
                 f"free: the run would be killed. Lower algorithm.capacity, scale.actors, "
                 f"scale.envs_per_actor, scale.rollout_length, scale.groups, relax.lead or "
-                f"reuse.window, or set scale.rebalance = false."
+                f"reuse.window{', or set scale.rebalance = false' * self.config.scale.rebalance}."
             )
 
 

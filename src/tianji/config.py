@@ -347,12 +347,25 @@ def load_config(
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Refusal(f"{path} is not TOML, so nothing of it can be used: {error}") from error
     origins = dict.fromkeys(_leaf_keys(tree), origin)
+    actors = _actors_of(tree)
     for override in overrides:
         key = _override(tree, override)
         origins[".".join(key.split(".")[:2])] = "command line"
     auto = _take_auto(tree)
+    if auto and actors > 1 and origins.get("scale.envs_per_actor") != "command line":
+        envs = tree["scale"].get("envs_per_actor", ScaleConfig.envs_per_actor)
+        if isinstance(envs, int):  # those of all actors are shared out
+            tree["scale"]["envs_per_actor"] = actors * envs
+            origins["scale.envs_per_actor"] = f"{origin}, of {actors} actors"
     config = _resolve(tree, origins, name, cores() if available is None else available)
     return dataclasses.replace(config, auto=auto)
+
+
+def _actors_of(tree: Mapping[str, Any]) -> int:
+    """The number of actors that is set, if there is one."""
+    scale = tree.get("scale")
+    actors = scale.get("actors", 1) if isinstance(scale, Mapping) else 1
+    return actors if type(actors) is int else 1
 
 
 def _take_auto(tree: dict[str, Any]) -> bool:

@@ -67,6 +67,8 @@ class Contrasts:
         self._envs, self._step = acted.envs, acted.steps[acted.envs]
         self.ratios = Ratios()
         """what was found so far"""
+        self._looking = inside[1] / asked.share(acted.inference)
+        """seconds of an update with which learning is looked at"""
         self._collecting = asked.collecting(acted)
         """seconds in which one actor collects what an update follows"""
         self._runner: Probe | None = None
@@ -192,7 +194,7 @@ class Contrasts:
             self.ratios.threads.setdefault(best, []).append(taken)
             return True
 
-        expected = 2 * (again.SECONDS + inside[1])
+        expected = 2 * (again.SECONDS + self._looking)
         what = f"learning with {best} cores"
         return [Job(what, "threads", best, expected, do)] if best > 1 else []
 
@@ -288,7 +290,7 @@ class Contrasts:
             return True
 
         some = {len(mine) // 2, len(mine)} if len(mine) > 4 else {2, len(mine)}
-        looks = 6 * (max(again.SECONDS, 2 * self._step) + self._inside[1])
+        looks = 6 * (max(again.SECONDS, 2 * self._step) + self._looking)
         expected = self._envs * asked.making + 1 + looks
         return [
             Job(f"{busy} busy cores", "busy", busy, expected, partial(do, busy))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -386,7 +388,22 @@ def _made(
         raise Refusal(
             f"env.kwargs does not fit {id}: {error}. Correct env.kwargs in the config."
         ) from error
-    return factory(num_envs, **offers, **kwargs)
+    try:
+        return factory(num_envs, **offers, **kwargs)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise cannot_be_made(id, error) from error
+
+
+def cannot_be_made(id: str, error: Exception) -> Refusal:
+    """What an env's own constructor raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return Refusal(
+        f"{id} cannot be created, so no step can be made: {type(error).__name__}: {error}{place}. "
+        f"Correct the env's constructor, or give it what it needs by env.kwargs."
+    )
 
 
 _KEYS = {

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 PACKAGES = ("tianji", "torch", "numpy", "gymnasium", "safetensors", "tensorboard", "rich")
 
 
@@ -28,6 +30,15 @@ def keep_memory() -> None:
     libc.mallopt(map_above, 1 << 28)
     libc.mallopt(trim_above, 1 << 30)
     libc.mallopt(top_pad, 1 << 26)
+
+
+def set_threads(count: int) -> None:
+    """So many for torch. numpy's own pool computes small products only, and would spin beside
+    others on shared cores: it has one, where a library was loaded before that could be said."""
+    import torch
+
+    threadpool_limits(1, "blas")  # type: ignore[no-untyped-call]
+    torch.set_num_threads(count)  # last, as a torch that shares numpy's library needs them
 
 
 def process_age() -> float:

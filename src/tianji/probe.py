@@ -30,12 +30,13 @@ from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig, lo
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env, Score, TimeStep
-from tianji.errors import Failure
+from tianji.errors import Failure, Refusal
 from tianji.fault import Budget
-from tianji.machine import keep_memory, kept_waiting
+from tianji.machine import keep_memory, kept_waiting, set_threads
 from tianji.placement import kind_of
 from tianji.role import Did, Role, State, generator
 from tianji.run import train, warm
+from tianji.shape import with_share
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
 from tianji.types import STEPS, Array, Leaves, leaf, rollout_layout
@@ -53,6 +54,8 @@ WARM = 0.3
 FAR = 1 << 40
 """steps or updates that no run makes"""
 LEARNING = ("learner/take", "learner/update", "learner/push")
+SHARED = ("learn", "take", "act", "ask", "answer", "consumed")
+"""of what learning tells, what is in proportion to the envs"""
 ASKING = ("actor/ask", "actor/infer")
 ANSWERING = ("server/receive", "server/load", "server/infer")
 RECEIVE = Did("receive")
@@ -139,6 +142,8 @@ class Probe:
                 raise Failure("a process that measured was killed, so there is no profile")
             self._said += more
         line, _, self._said = self._said.partition(b"\n")
+        if line.startswith(b"refused "):
+            raise Refusal(f"nothing could be measured: {json.loads(line[8:])}")
         if line.startswith(b"failed "):
             raise Failure(f"nothing could be measured: {json.loads(line[7:])}")
         return line
@@ -163,13 +168,15 @@ def _measure(
         die_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers, and ends this
         os.sched_setaffinity(0, cores)
-        torch.set_num_threads(1)
+        set_threads(1)
         keep_memory()
         measurement = prepare()
         os.write(up, b"ready\n")
         for how in os.fdopen(down):
             os.write(up, json.dumps(measurement(**json.loads(how))).encode() + b"\n")
         code = 0
+    except Refusal as error:
+        os.write(up, b"refused " + json.dumps(str(error)).encode() + b"\n")
     except Failure as error:  # it says what is the matter
         os.write(up, b"failed " + json.dumps(str(error)).encode() + b"\n")
     except BaseException as error:
@@ -240,9 +247,9 @@ class Enduring(Serial):
             self._actor.fault = None
             if not self._budget.spend():
                 print(fault.traceback, file=sys.stderr)
-                raise Failure(
-                    f"{fault.cause}. Envs may be built anew {self._budget} (faults.env_restarts), "
-                    f"and that was spent"
+                raise Refusal(
+                    f"{fault.cause}. It failed more often than the {self._budget} that a run bears "
+                    f"(faults.env_restarts). Correct the env's step, then measure"
                 )
         return did
 
@@ -389,12 +396,16 @@ class Shown:
         self._env.close()
 
 
-def learning(config: Config, most_envs: int, real_steps: int | None = None) -> Measurement:
+def learning(
+    config: Config, most_envs: int, real_steps: int | None = None, share: int = 1
+) -> Measurement:
     """All roles of a run in one process, with as many threads as it has cores: seconds of an
     update, of what the buffer does for a rollout and for an update, and of a step of the actor; if
     there is a server, also what of that is to ask it and to answer. At most so many real envs are
-    made, which make so many real steps, if that is given. Takes `cores` and `seconds` to measure
-    with and for."""
+    made, which make so many real steps, if that is given. Where an update would take long, it has
+    one of so many shares of its steps, and what it takes is told in proportion. Takes `cores` and
+    `seconds` to measure with and for."""
+    config = with_share(config, share)
     if config.scale.envs_per_actor > most_envs or real_steps is not None:
         config = config.scaled(halves=False, env_threads=1)
 
@@ -439,7 +450,8 @@ def learning(config: Config, most_envs: int, real_steps: int | None = None) -> M
                 if times > 0:
                     found.setdefault(name, []).append(part.seconds(*keys) / times)
             found.setdefault("consumed", []).append((built.learner.consumed - consumed) / updates)
-        return {name: statistics.median(values) for name, values in found.items()}
+        whole = {name: statistics.median(values) for name, values in found.items()}
+        return whole | {name: share * whole[name] for name in SHARED if name in whole}
 
     return measure
 

@@ -16,7 +16,7 @@ from tianji.plan import MOST_ENVS, Choice, Rates, Task, between, predict
 from tianji.probe import Measured, Probe, acting, alone, channel, learning
 from tianji.profile import Profile, facts, subject
 from tianji.ratios import Again, Ratios, over, usual
-from tianji.shape import begins
+from tianji.shape import begins, with_share
 
 ACT, LEARN = 0.4, 2.0
 """seconds for which acting is looked at, with each number of envs, and learning on one core"""
@@ -53,7 +53,10 @@ class _Profiler:
         begun = self._clock.spent
         self._clock.say("learning")
         learner = self._probes.enter_context(
-            Probe(lambda: learning(asked.sooner, *asked.fed(acted)), mine)
+            Probe(
+                lambda: learning(asked.sooner, *asked.fed(acted), asked.share(acted.inference)),
+                mine,
+            )
         )
         learner.ready()
         preparing = self._clock.spent - begun
@@ -98,7 +101,10 @@ class _Profiler:
         most, steps = asked.at_once(0.3), None
         if asked.task.rows / asked.task.envs * min(most, asked.task.envs) * each > 1.0:
             most, steps = 1, int(0.3 / each)
-        learnt = alone(lambda: learning(asked.sooner, most, steps), mine, cores=mine, seconds=0.4)
+        share = asked.share(first["infer"] / max(acted), glance=True)
+        learnt = alone(
+            lambda: learning(asked.sooner, most, steps, share), mine, cores=mine, seconds=0.4
+        )
         rates = Rates(
             act={n: found["step"] for n, found in acted.items()},
             infer={n: found["infer"] for n, found in acted.items()},
@@ -187,14 +193,17 @@ class _Profiler:
         """Seconds of an update on one core, by the steps that it consumes: as many as it does,
         about half and about twice of that."""
         asked, mine = self._asked, self._asked.cores[:1]
-        found, feeding = {consumed: known}, asked.fed(acted)
+        found, feeding, share = {consumed: known}, asked.fed(acted), asked.share(acted.inference)
         for what, factor in (("half the batch", 0.5), ("twice the batch", 2.0)):
             other = self._with_batch(factor)
-            if other is None or not begins(other, asked.env):
+            if other is None or other.scale.envs_per_actor % share:
                 continue
-            if not self._clock.has(what, preparing + 1 + 2 * factor * known):
+            if not begins(with_share(other, share), asked.env):
                 continue
-            learnt = alone(partial(learning, other, *feeding), mine, cores=mine, seconds=0.5)
+            if not self._clock.has(what, preparing + 1 + 2 * factor * known / share):
+                continue
+            probe = partial(learning, other, *feeding, share)
+            learnt = alone(probe, mine, cores=mine, seconds=0.5)
             found.setdefault(round(learnt["consumed"]), learnt["learn"])
         return found
 

@@ -45,7 +45,7 @@ from tianji.folder import (
     write_json,
 )
 from tianji.learner import NonFinite
-from tianji.machine import cores, keep_memory
+from tianji.machine import cores, keep_memory, set_threads
 from tianji.placement import wanted
 from tianji.record import Recorder
 from tianji.result import Result
@@ -283,7 +283,7 @@ def prepare_torch(config: Config) -> None:
             'scale.device = "cuda", but torch sees no GPU here, so the learner cannot start. Set '
             'scale.device = "cpu", or run `tianji doctor`.'
         )
-    torch.set_num_threads(config.scale.cores)
+    set_threads(config.scale.cores)
     keep_memory()
 
 

@@ -151,6 +151,28 @@ def begins(config: Config, env: EnvSpec) -> bool:
     return True
 
 
+def shares(config: Config) -> dict[int, bool]:
+    """Into how many equal shares what an update takes can be cut, by its envs; and whether
+    minibatches then have the size that they have."""
+    envs = config.scale.envs_per_actor
+    if not config.algorithm.on_policy:
+        return {1: True}
+    minibatches = getattr(config.algorithm, "minibatches", 1)
+    return {n: minibatches % n == 0 for n in range(1, envs + 1) if envs % n == 0}
+
+
+def with_share(config: Config, share: int) -> Config:
+    """The config with an update of one of so many shares of what it takes."""
+    if share == 1:
+        return config
+    algorithm: Any = config.algorithm
+    if hasattr(algorithm, "minibatches"):
+        fewer = max(1, algorithm.minibatches // share)
+        algorithm = dataclasses.replace(algorithm, minibatches=fewer)
+    smaller = config.scaled(envs_per_actor=config.scale.envs_per_actor // share)
+    return dataclasses.replace(smaller, algorithm=algorithm)
+
+
 def without_warmup(config: Config, env: EnvSpec) -> Config:
     """Without most of it, at least: the first update is waited for."""
     warmup = getattr(config.algorithm, "warmup", None)

@@ -19,7 +19,16 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
-from tianji.env import Action, Continuous, Discrete, EnvSpec, MultiDiscrete, TimeStep, Wrapper
+from tianji.env import (
+    Action,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    TimeStep,
+    Wrapper,
+    cannot_be_made,
+)
 from tianji.errors import Refusal, nearest
 from tianji.role import State, generator_state, load_generator_state
 from tianji.types import Array, Leaves, leaf
@@ -430,7 +439,4 @@ def _refusing(id: str, kwargs: dict[str, Any]) -> Iterator[None]:
                 f"env.kwargs = {kwargs} does not fit {id}, so no step can be made: {error}. "
                 f"Correct env.kwargs in the config."
             ) from error
-        raise Refusal(
-            f"{id} cannot be created, so no step can be made: {type(error).__name__}: {error}. "
-            f"Correct the env's constructor, or give it what it needs by env.kwargs."
-        ) from error
+        raise cannot_be_made(id, error) from error

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tianji.env import Action, Continuous, Discrete, EnvSpec, MultiDiscrete, TimeStep
+from tianji.env import (
+    Action,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    TimeStep,
+    cannot_be_made,
+)
 from tianji.errors import Failure, Refusal
 from tianji.types import Array, Layout, Leaves, leaf
 
@@ -304,10 +312,7 @@ def _made(id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
             f"env.kwargs in the config."
         ) from error
     except Exception as error:
-        raise Refusal(
-            f"{id} cannot be created, so no step can be made: {type(error).__name__}: {error}. "
-            f"Correct the env's constructor, or give it what it needs by env.kwargs."
-        ) from error
+        raise cannot_be_made(id, error) from error
 
 
 def _seen(id: str, agent: Any, space: Space) -> spaces.Box:
