@@ -1,5 +1,6 @@
 """Envs that raise or give NaN: what reaches rollouts, returns, replay and evaluations."""
 
+import json
 import re
 from typing import ClassVar
 
@@ -365,13 +366,37 @@ class AlwaysNaN(Scripted):
 class Unmade(Scripted):
     """An own env that cannot be created."""
 
-    def __init__(self, num_envs, path="nowhere"):
-        raise OSError(f"no map at {path}")
+    def __init__(self, num_envs, text="nowhere"):
+        if text == "gone":
+            raise Failure("the simulator ended by itself")
+        json.loads(text)
 
 
-def test_an_own_env_whose_constructor_raises_is_refused_with_the_place(tmp_path):
-    where = r"test/Unmade cannot be created.*OSError: no map at nowhere \(test_env_faults.py, line "
+def test_an_own_env_whose_constructor_raises_is_refused_with_its_own_line(tmp_path):
+    where = r"test/Unmade cannot be created.*JSONDecodeError: .* \(test_env_faults.py, line "
     with pytest.raises(Refusal, match=where):
         tianji.train(PPO | {"env": {"id": "test/Unmade"}}, runs=tmp_path)
     with pytest.raises(Refusal, match="does not fit test/Unmade"):
         tianji.train(PPO | {"env": {"id": "test/Unmade", "kwargs": {"maps": 3}}}, runs=tmp_path)
+    with pytest.raises(Failure, match=r"^the simulator ended by itself$"):
+        tianji.train(PPO | {"env": {"id": "test/Unmade", "kwargs": {"text": "gone"}}},
+                     runs=tmp_path)  # fmt: skip
+
+
+@register_env("test/Once")
+class Once(Scripted):
+    """It can be made once, and not again after it raised."""
+
+    made = 0
+
+    def __init__(self, num_envs):
+        type(self).made += 1
+        if self.made > 1:
+            raise OSError("the address is in use")
+        super().__init__(num_envs, what="raise", at=10)
+
+
+def test_an_env_that_cannot_be_made_anew_fails_the_run_after_its_first_step(tmp_path):
+    Once.made = 0
+    with pytest.raises(Failure, match="cannot be made anew: OSError: the address is in use"):
+        tianji.train(PPO | {"env": {"id": "test/Once"}}, runs=tmp_path)

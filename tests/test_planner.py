@@ -232,8 +232,12 @@ def test_a_plan_that_needs_more_cores_than_there_are_is_not_followed(tmp_path):
         "[]": r"it is \[\], no table", "{}": 'has no "choice"', "nonsense": "no JSON",
         json.dumps({"choice": choice}): 'has no "predicted"',
         '{"choice": {}, "predicted": {"new": 1}}': 'it has no "choice.engine"',
-        json.dumps({"choice": choice, "predicted": {"new": "many"}}): "new is 'many', no speed",
-        json.dumps({"choice": choice, "predicted": {"new": 0}}): "new is 0, no speed",
+        json.dumps({"choice": choice, "predicted": {"new": "many"}}): "new is 'many', no number",
+        json.dumps({"choice": choice, "predicted": {"new": 0}}): "predicted.new is 0, no number",
+        json.dumps({"choice": choice, "predicted": {"new": 10**400}}): "predicted.new is 1000",
+        json.dumps({"choice": choice, "predicted": {"old": 1}}): 'it has no "predicted.new"',
+        json.dumps({"choice": choice, "predicted": {"new": 1}, "facts": None}):
+            "facts is None, no table",
         json.dumps({"choice": choice, "predicted": 7}): "predicted is 7, no table",
         json.dumps({"choice": choice | {"cats": 2}, "predicted": {"new": 1}}):
             '"choice.cats" is unknown here',
@@ -281,7 +285,7 @@ def test_what_is_asked_for_beside_a_plan_is_not_dropped(tmp_path, followed):
 def test_where_no_way_is_possible_the_reason_is_told():
     config = load_config(CARTPOLE, ["scale.rebalance=true"])
     with pytest.raises(
-        Refusal, match=r"need 3 cores in each group, and there are 1, .* rebalance = f"
+        Refusal, match=r"need 3 cores in each group, and there are 1, .*rebalance = f"
     ):
         planner.make(config, a_profile(load_config(CARTPOLE)), 1)
 

@@ -1,8 +1,10 @@
 """What a profile measures, each in a process of its own."""
 
+import contextlib
 import dataclasses
 import functools
 import os
+import resource
 import signal
 import time
 
@@ -64,11 +66,12 @@ def test_a_measurement_that_raises_says_what(capfd):
     assert "no such thing" in capfd.readouterr().err
 
 
-def test_a_measurement_that_hangs_or_is_killed_ends(monkeypatch):
-    monkeypatch.setattr(probe, "PATIENCE", 0.3)
-    with pytest.raises(Failure, match="Does the env hang"):
-        alone(lambda: lambda: time.sleep(100), [0])
-    monkeypatch.setattr(probe, "PATIENCE", 30.0)
+def test_a_measurement_that_hangs_or_is_killed_ends():
+    with (
+        pytest.raises(Failure, match=r"not ended after 0 s.* Does the env hang"),
+        Probe(lambda: lambda: time.sleep(100), [0], patience=0.3) as hangs,
+    ):
+        hangs.ask()
     with pytest.raises(Failure, match="was killed"):
         alone(lambda: lambda: os.kill(os.getpid(), 9), [0])
 
@@ -88,6 +91,23 @@ def test_an_actor_is_measured_with_all_that_its_env_takes():
     quick = alone(lambda: probe.acting(load_config(CARTPOLE), 4), [0], seconds=0.2)
     assert 0 < quick["step"] < 0.004
     assert 0.8 < quick["valid"] <= 1.0
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_an_actor_that_halves_its_envs_is_measured_with_any_number_of_them(envs):
+    config = load_config("ppo_pong", ["scale.halves=true", "scale.rollout_length=4"])
+    told = alone(lambda: probe.acting(config, envs), [0], seconds=0.1)
+    assert told["step"] > 0
+
+
+def test_a_program_with_many_open_files_can_measure():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    with contextlib.ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        assert alone(lambda: lambda: {"one": 1.0}, [0]) == {"one": 1.0}
 
 
 @pytest.mark.parametrize("tree", [CARTPOLE, REPLAY])

@@ -275,6 +275,7 @@ def test_a_profile_that_is_ended_leaves_nothing_behind(tmp_path, number):
         ("task.rows", 2.5, "task.rows is 2.5, no whole number"),
         ("task.lead", 0.5, "task.lead is 0.5, no number of updates"),
         ("task.lead", -1, "task.lead is -1"),
+        ("task.lead", 10**400, "task.lead is 1000"),
         ("task", None, "task is None, no table"),
         ("facts.torch", [1], "facts.torch is .* not a text"),
         ("facts.moon", "full", '"facts.moon" is unknown here'),

@@ -14,6 +14,8 @@ Range = tuple[float, float]
 
 COUNT: Range = (1, 10**15)
 """of anything, where nothing else is said"""
+LARGEST = 10**300
+"""that is a float"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Reader:
         if value == "inf" and math.isinf(high):  # JSON has no infinity
             value = math.inf
         right = type(value) is int or (kind is float and type(value) is float)
-        expect(right and low <= value <= high,
+        too_large = type(value) is int and abs(value) > LARGEST
+        expect(right and not too_large and low <= value <= high,
                f"{key} is {short(value)}, no {'whole ' * (kind is int)}number from {low:g} to "
                f"{high:g}")  # fmt: skip
         return kind(value)

@@ -354,7 +354,7 @@ def load_config(
     auto = _take_auto(tree)
     if auto and actors > 1 and origins.get("scale.envs_per_actor") != "command line":
         envs = tree["scale"].get("envs_per_actor", ScaleConfig.envs_per_actor)
-        if isinstance(envs, int):  # those of all actors are shared out
+        if type(envs) is int:  # those of all actors are shared out
             tree["scale"]["envs_per_actor"] = actors * envs
             origins["scale.envs_per_actor"] = f"{origin}, of {actors} actors"
     config = _resolve(tree, origins, name, cores() if available is None else available)

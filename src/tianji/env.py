@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -236,7 +237,13 @@ def remake(env: Env, make: Callable[[int], Env], seed: int) -> tuple[Env, Leaves
     """Another env in the place of one that raised, and its first observations."""
     with contextlib.suppress(Exception):  # it is broken, and what it raised is told already
         env.close()
-    new = make(env.num_envs)
+    try:
+        new = make(env.num_envs)
+    except Refusal as error:  # what is refused before the first step is a failure after it
+        cause = error.__cause__ or error
+        raise Failure(
+            f"{env.spec.id} raised, and cannot be made anew: {type(cause).__name__}: {cause}"
+        ) from error
     return new, new.reset(seed)
 
 
@@ -390,21 +397,30 @@ def _made(
         ) from error
     try:
         return factory(num_envs, **offers, **kwargs)
-    except Refusal:
+    except (Refusal, Failure):
         raise
     except Exception as error:
         raise cannot_be_made(id, error) from error
 
 
 def cannot_be_made(id: str, error: Exception) -> Refusal:
-    """What an env's own constructor raised, and where."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    """What an env's own constructor raised, and where: the last line that is no library's, if there
+    is one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(LIBRARIES)]
+    place = ""
+    if frames:
+        last = (own or frames)[-1]
+        place = f" ({Path(last.f_code.co_filename).name}, line {last.f_lineno})"
     return Refusal(
         f"{id} cannot be created, so no step can be made: {type(error).__name__}: {error}{place}. "
         f"Correct the env's constructor, or give it what it needs by env.kwargs."
     )
 
+
+LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+             str(Path(__file__).parent), "<")  # fmt: skip
+"""where files begin that users of tianji did not write"""
 
 _KEYS = {
     "name": "env.id",

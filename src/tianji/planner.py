@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tianji import profile as profiles
 from tianji import profiler, shape
-from tianji.annotated import Reader, expect, short, table
+from tianji.annotated import Reader, expect, table
 from tianji.config import Config, ScaleConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal, wrong_with
@@ -39,6 +38,8 @@ FIELDS = ("engine", "actors", "envs", "rollout_length", "cores", "learners", "gr
 CHOSEN = tuple("envs_per_actor" if name == "envs" else name for name in FIELDS)
 """what a plan sets, by its names in a config's scale"""
 DEFAULTS = ScaleConfig()
+WRITTEN = Reader(entry=(1e-12, 1e12))
+"""what may have been predicted, in steps per second"""
 GLANCE = "from a look of 2 s; `tianji profile` would know better"
 
 
@@ -400,10 +401,11 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
         written = dict(table(json.loads(path.read_text())))
         for part in ("choice", "predicted"):
             expect(part in written, f'it has no "{part}"')
-        choice: Choice = Reader().read(Choice, written["choice"], "choice")
-        new: Any = table(written["predicted"], "predicted").get("new")
-        speed = type(new) in (int, float) and 0 < new < math.inf
-        expect(speed, f"predicted.new is {short(new)}, no speed")
+        choice: Choice = WRITTEN.read(Choice, written["choice"], "choice")
+        WRITTEN.read(dict[str, float], written["predicted"], "predicted")
+        expect("new" in written["predicted"], 'it has no "predicted.new"')
+        if "facts" in written:
+            table(written["facts"], "facts")
     except (OSError, ValueError, RecursionError) as error:
         raise Refusal(
             f"{path} is no plan that can be read ({wrong_with(error, 'a plan')}), so there is "

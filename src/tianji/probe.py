@@ -156,7 +156,9 @@ def alone(prepare: Callable[[], Measurement], cores: Sequence[int], /, **how: An
 
 
 def _readable(fd: int, seconds: float) -> bool:
-    return bool(select.select([fd], [], [], seconds)[0])
+    waiting = select.poll()  # select() knows no descriptor from 1024 on
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(1e3 * seconds))
 
 
 def _measure(
@@ -249,7 +251,7 @@ class Enduring(Serial):
                 print(fault.traceback, file=sys.stderr)
                 raise Refusal(
                     f"{fault.cause}. It failed more often than the {self._budget} that a run bears "
-                    f"(faults.env_restarts). Correct the env's step, then measure"
+                    f"(faults.env_restarts). Correct the env's step, then measure."
                 )
         return did
 
@@ -258,7 +260,8 @@ def acting(config: Config, envs: int) -> Measurement:
     """An actor with so many envs and nobody to wait for: seconds of a step of all of them, also
     slice by slice, what of it is inference, what a rollout takes beside its steps, and the share of
     steps that are not resets. Takes `seconds` to measure for."""
-    of_config = config.scaled(engine="local", actors=1, envs_per_actor=envs)
+    halves = config.scale.halves and envs > 1
+    of_config = config.scaled(engine="local", actors=1, envs_per_actor=envs, halves=halves)
     scale = of_config.scale
 
     def make(num_envs: int) -> Env:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import Any, NamedTuple
@@ -70,11 +71,10 @@ def see(config: Config) -> Seen:
     scale, took = config.scale, 0.0
     for _ in range(2):
         begun = time.perf_counter()
-        env = config.env.make(1 + scale.halves, False, 1, scale.halves)
-        env.reset(0)
-        took = (time.perf_counter() - begun) / env.num_envs
-        check_halves(config, env)
-        env.close()
+        with contextlib.closing(config.env.make(1 + scale.halves, False, 1, scale.halves)) as env:
+            env.reset(0)
+            took = (time.perf_counter() - begun) / env.num_envs
+            check_halves(config, env)
     return Seen(env.spec, took)
 
 
