@@ -1,5 +1,7 @@
 """An env and an algorithm that take as long as they are told to: bottlenecks to be found."""
 
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -31,6 +33,37 @@ class Raises(Identity):
 
     def step(self, action):
         raise ValueError("the simulator is gone")
+
+
+@register_env("planted/Elsewhere")
+class Elsewhere(Identity):
+    """A step takes 4 ms in another process, which computes for all of them, or sleeps."""
+
+    def __init__(self, num_envs, burns):
+        super().__init__(num_envs)
+        work = "while time.perf_counter() < end: pass" if burns else "time.sleep(0.004)"
+        program = (
+            "import sys, time\n"
+            "for line in sys.stdin:\n"
+            "    end = time.perf_counter() + 0.004\n"
+            f"    {work}\n"
+            "    print(flush=True)\n"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def step(self, action):
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+        return super().step(action)
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
 
 
 class Slow:

@@ -42,7 +42,7 @@ class Look:
 def compares(config, again, cores=2, preparing=1.0):
     """As in a profile, on so many cores, with an actor whose step takes 1 ms for each env."""
     asked = dataclasses.replace(Asked.of(config), cores=list(range(cores)))
-    acted = Acted({8: 8e-3}, {8: 0.5}, 8, {}, None)
+    acted = Acted({8: 8e-3}, {8: 0.5}, {}, 8, {}, None)
     clock, probes = Clock(lambda what, left: None), contextlib.ExitStack()
     return Contrasts(asked, clock, probes, acted, again, {1: 0.01}, preparing)
 

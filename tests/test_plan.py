@@ -27,6 +27,7 @@ from tianji.plan import (
     tight,
     unbalanced,
 )
+from tianji.view.status import human
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 REPLAY = Task(rows=32, batch=128, on_policy=False, lead=8, streams=False, envs=8, T=4,
@@ -159,7 +160,7 @@ def test_a_plan_says_what_a_gpu_and_groups_would_bring():
 @settings(deadline=None)
 @given(tasks, some_rates(), st.integers(1, 17))
 def test_a_prediction_is_never_more_than_any_side_could_do(task, measured, cores):
-    for choice in choices(task, cores, (1,), measured.learn, measured.team):
+    for choice in choices(task, cores, (1,), measured):
         p = predict(task, measured, choice, cores)
         assert 0 < p.new <= min(p.capacity.values()) * (1 + 1e-9)
         assert p.produced == p.received == p.new
@@ -169,7 +170,7 @@ def test_a_prediction_is_never_more_than_any_side_could_do(task, measured, cores
 @settings(deadline=None)
 @given(some_rates(), st.integers(2, 16))
 def test_overlap_is_never_slower_than_taking_turns(measured, cores):
-    for choice in choices(FRESH, cores, (1,), measured.learn, measured.team):
+    for choice in choices(FRESH, cores, (1,), measured):
         at = {
             name: predict(dataclasses.replace(FRESH, **fields), measured, choice, cores).new
             for name, fields in {
@@ -414,14 +415,80 @@ def test_a_plan_says_what_a_core_more_would_bring():
 
 
 def test_what_cannot_be_balanced_says_which_side_and_what_would_help():
-    train_bound = unbalanced(FRESH, rates(learn={1: 10.0, 2: 6.0}), 2)
-    assert "cannot be balanced" in train_bound
-    assert "the learner" in train_bound
-    assert "GPU" in train_bound
-    sample_bound = unbalanced(FRESH, rates(act={1: 0.1, 512: 51.2}, learn={1: 1e-3}), 2)
-    assert "more learner cores would not" in sample_bound
+
+    def said(task, measured, cores):
+        """The note of a plan, and the plan's own figures, which it repeats."""
+        found = plan(task, measured, cores)
+        notes = [note for note in found.notes if note.startswith("cannot be balanced")]
+        for note in notes:
+            capacity = found.best.capacity
+            assert f"the actors make up to {human(capacity['actors'])} new steps/s" in note
+            assert f"the learner follows {human(capacity['learner'])}" in note
+        return " ".join(notes)
+
+    slow_learner = rates(learn={1: 10.0, 2: 6.0})
+    train_bound = said(FRESH, slow_learner, 2)
+    assert train_bound.endswith(
+        "A smaller network or fewer passes over a batch would let it keep up"
+    )
+    assert "more new steps an update" in said(REPLAY, slow_learner, 2)
+    slow_env = rates(act={n: 0.1 * n for n in (1, 512)}, learn={1: 1e-3})
+    assert said(FRESH, slow_env, 4).endswith(
+        "A faster env or more cores would let them keep up; more learner cores would not"
+    )
+    wide = rates(act={1: 0.1, 512: 0.2}, learn={1: 1e-3})
+    assert "more envs an actor" in said(FRESH, wide, 4), "with which a step takes little longer"
+    assert "more envs an actor" not in said(REPLAY, wide, 4), "the plan has chosen those"
+    deep = rates(act={n: 0.1 * n for n in (1, 512)}, infer={1: 0.09, 512: 46.0}, learn={1: 1e-3})
+    assert "A faster env, a smaller network or more cores" in said(FRESH, deep, 4)
     near = rates(act={n: 2e-4 * n for n in (1, 64, 512)}, learn={1: 0.3})
-    assert unbalanced(FRESH, near, 4) is None
+    assert said(FRESH, near, 4) == ""
+    assert unbalanced(FRESH, slow_learner, 1, next(search(FRESH, slow_learner, 1))) is None
+
+
+def waiting(**changes):
+    """Envs that take half a millisecond each, of which they compute for a twentieth."""
+    act = {n: 5e-4 * n for n in (1, 8, 64, 512)}
+    return rates(act=act, rests=dict.fromkeys(act, 0.95), learn={1: 1e-3}, **changes)
+
+
+def test_actors_whose_envs_wait_share_cores():
+    alone = predict(FRESH, waiting(), Choice("local", 1, 64, 32), 2)
+    found = plan(FRESH, waiting(), 2)
+    assert (found.best.choice.actors, found.best.choice.actor_cores) == (8, 1)
+    assert found.best.choice.cores_used == 2
+    assert found.best.new > 6 * alone.new
+    assert str(found.best.choice) == "8 actors on 1 core with 8 envs each, a learner with 1 core"
+    assert "their envs wait, so that they compute for 40 % of 1 core" in found.why
+    busy = rates(act=waiting().act, learn={1: 1e-3})
+    assert plan(FRESH, busy, 2).best.choice.actors == 1, "which compute all that time"
+    more = plan(FRESH, dataclasses.replace(waiting(), rests={1: 0.6, 512: 0.6}), 3)
+    assert (more.best.choice.actors, more.best.choice.actor_cores) == (4, 2), "two fill a core"
+    # What they compute is more than the core has, if they had no time left to wait.
+    full = predict(FRESH, waiting(), Choice("local", 64, 1, 32), 2)
+    assert full.capacity["actors"] < 1 / (0.05 * 5e-4)
+
+
+@settings(deadline=None)
+@given(tasks, some_rates(), st.floats(0.0, 0.99), st.integers(1, 9))
+def test_the_search_finds_what_trying_everything_finds_where_envs_wait(task, known, rest, cores):
+    """A core has as many actors as compute for four fifths of its time, and eight at most."""
+    rests, infer = dict.fromkeys(known.act, max(rest, 1e-3)), dict.fromkeys(known.act, 1e-9)
+    measured = dataclasses.replace(known, rests=rests, infer=infer)
+    on_one = max(1, min(8, math.floor(0.8 / (1 - max(rest, 1e-3)))))
+    best = 0.0
+    for actors, learners, c in itertools.product(range(1, 8 * cores + 1), (1, 2), (1, 2, 4, 8)):
+        needed = math.ceil(actors / on_one)
+        if needed + learners * c > cores or not task.on_policy or task.envs % actors:
+            continue
+        shared = needed if on_one > 1 and actors > 1 else None
+        choice = Choice("local", actors, task.envs // actors, task.T, cores=c, learners=learners,
+                        actor_cores=shared)  # fmt: skip
+        best = max(best, predict(task, measured, choice, cores).new)
+    found = [p for p in search(task, measured, cores) if p.choice.engine == "local"]
+    assert all(p.choice.cores_used <= cores for p in found)
+    if task.on_policy:
+        assert max((p.new for p in found), default=0.0) == pytest.approx(best)
 
 
 def test_why_not_more_actors_is_said_for_every_kind_of_limit():
@@ -431,8 +498,19 @@ def test_why_not_more_actors_is_said_for_every_kind_of_limit():
     slow_buffer = rates(receive=1.0)
     best = predict(REPLAY, slow_buffer, Choice("local", 2, 8, 4), 8)
     assert more_actors(REPLAY, slow_buffer, best, 8).startswith("the buffer can pass on")
+    best = predict(FRESH, all_taken, Choice("local", 2, 32, 32), 4)
+    assert "cannot be split equally among 3" in more_actors(FRESH, all_taken, best, 4)
     best = predict(FRESH, all_taken, Choice("local", 2, 32, 32), 8)
-    assert "cannot be split equally among 3" in more_actors(FRESH, all_taken, best, 8)
+    said = more_actors(FRESH, all_taken, best, 8)
+    four = predict(FRESH, all_taken, Choice("local", 4, 16, 32), 8).new
+    assert said == f"4 would make {human(four)} new steps/s instead of {human(best.new)}"
+    said = more_actors(FRESH, all_taken, best, 8, lambda way: way.actors != 4)
+    assert said == "64 envs cannot be split equally among 3 actors"
+    one = predict(FRESH, all_taken, Choice("serial", 1, 64, 32), 8)
+    said = more_actors(FRESH, all_taken, one, 8, lambda way: way.actors <= 2)
+    assert "; 2 actors with 32 envs each" in said, "the best that is possible"
+    assert "not possible" in more_actors(FRESH, all_taken, one, 8, lambda way: False)
+    assert "no core for a second" in more_actors(FRESH, all_taken, one, 1)
 
 
 def test_where_nothing_is_allowed_there_is_no_plan():

@@ -15,6 +15,7 @@ from tianji.__main__ import main
 from tianji.config import load_config
 from tianji.errors import Refusal
 from tianji.plan import Choice, Rates
+from tianji.view.status import human
 
 LOCAL = ["scale.engine=local"]
 WORKING = {
@@ -53,8 +54,18 @@ def test_what_if_answers_from_the_model(monkeypatch):
     profile = a_profile(config)
     four, eight = (ask(config, profile, f"actors={n}", "envs=1").capacity["actors"] for n in (4, 8))
     assert eight == pytest.approx(2 * four, rel=0.01)
-    for wrong in ("actors", "actors=0", "actors=x", "colour=3", "engine=ray"):
-        with pytest.raises(Refusal, match="cannot be asked"):
+    wrongs = {
+        "actors": "actors can be a whole number from 1 to 1,000",
+        "actors=0": "from 1 to 1,000",
+        "actors=x": "from 1 to 1,000",
+        "actors=1001": "from 1 to 1,000",
+        "actors=" + "9" * 5000: "from 1 to 1,000",
+        "envs=1000001": "envs can be a whole number from 1 to 1,000,000",
+        "colour=3": "colour is not one of these",
+        "engine=ray": 'engine cannot be "ray"',
+    }
+    for wrong, words in wrongs.items():
+        with pytest.raises(Refusal, match=f"cannot be asked: .*{words}"):
             planner.what_if(config, profile, [wrong], None)
 
 
@@ -120,11 +131,11 @@ def test_a_plan_of_workers_has_one_on_every_core(monkeypatch, tmp_path):
     followed, _ = planner.follow(config, tmp_path / "plan.json")
     assert followed.scale.groups == 4
     for other in ([], [*overrides, "scale.envs_per_actor=16"], [*overrides, "network.hidden=[8]"]):
-        with pytest.raises(Refusal, match="was made for another env"):
+        with pytest.raises(Refusal, match="was made for another config"):
             planner.follow(load_config(CARTPOLE, other), tmp_path / "plan.json")
 
 
-def test_a_plan_keeps_the_groups_of_a_config(monkeypatch, cache):
+def test_a_plan_keeps_the_groups_of_a_config(monkeypatch, cache, tmp_path):
     """Each has batches of its own, so that with fewer something else would be learnt."""
     several = ["scale.engine=local", "scale.groups=2", "relax.join=average", "join.every=3"]
     config = load_config(CARTPOLE, [*several, "scale.actors=auto"])
@@ -138,8 +149,16 @@ def test_a_plan_keeps_the_groups_of_a_config(monkeypatch, cache):
     assert not any("--groups" in note for note in found.notes)
     assert planner.make(load_config(CARTPOLE), profile).best.choice.groups == 1
     monkeypatch.setattr(planner, "cores_here", lambda: 2)
-    with pytest.raises(Refusal, match=r"has 2 groups.* need 4 cores, and there are 2.*--groups"):
+    with pytest.raises(Refusal, match=r"has 2 groups.* need 4 cores, and there are 2") as raised:
         planner.make(config, profile)
+    assert "--groups 1," in str(raised.value), "which is a way out:"
+    found = planner.make(config, profile, groups=1)
+    assert found.best.choice.groups == 1, "who has nobody to join"
+    planner.write(tmp_path / "plan.json", planner.tree(found, profile))
+    followed, _ = planner.follow(config, tmp_path / "plan.json")
+    assert followed.scale.groups == 1
+    assert followed.join.every is None
+    assert tianji.train(followed, runs=tmp_path).updates == 3
     alone = load_config(CARTPOLE, ["scale.groups=2", "scale.engine=local"])
     assert planner.make(alone, profile, groups=1).best.choice.groups == 1
 
@@ -150,7 +169,7 @@ def test_a_run_with_auto_looks_itself_where_what_was_kept_cannot_be_read(cache, 
     result = tianji.train(CARTPOLE, ["scale.actors=auto"], runs=tmp_path)
     assert result.updates == 3
     told = capsys.readouterr().err
-    assert 'no profile that can be read (it has no "rates")' in told
+    assert f"no profile that can be read (its format is 5, not {profiles.FORMAT})" in told
     assert "a look of 2 s is in its place" in told
     assert "looking at run for 2 s, to plan it" in told
     assert not json.loads(Path(result.run_dir, "plan.json").read_text())["whole"]
@@ -331,12 +350,19 @@ def test_what_a_config_sets_and_a_plan_replaces_is_told(tmp_path):
         (CARTPOLE, ["scale.groups=2", "scale.engine=local"], ["groups=1"], "every group has"),
         (WORKING, [], ["envs=32"], "an update would follow 256 steps instead of 64"),
         (REPLAY, [], ["envs=6000"], "such a run would be refused: algorithm.warmup = 5000"),
+        (
+            CARTPOLE,
+            [],
+            ["envs=16"],
+            "an update would follow 128 steps instead of 64, which changes",
+        ),
         (CARTPOLE, [], ["actors=2", "envs=4"], None),
         (REPLAY, [], ["actors=2"], None),
         (WORKING, [], ["groups=3"], None),
     ],
 )
-def test_what_if_says_what_would_be_learnt_otherwise(tree, overrides, changes, told):
+def test_what_if_says_what_would_be_learnt_otherwise(tree, overrides, changes, told, monkeypatch):
+    monkeypatch.setattr(planner, "cores_here", lambda: 4)
     config = load_config(tree, overrides)
     profile = a_profile(config)
     task = dataclasses.replace(profile.task, workers=tree is WORKING)
@@ -345,6 +371,16 @@ def test_what_if_says_what_would_be_learnt_otherwise(tree, overrides, changes, t
     assert len(notes) == (told is not None)
     assert told is None or notes[0].startswith(told)
     assert "changes what is learnt" in " ".join(notes) or told is None or "refused" in told
+    hint = "--what-if envs=4 shares the same envs"
+    assert (hint in " ".join(notes)) == (changes == ["actors=2"] and tree is CARTPOLE)
+
+
+def test_what_if_says_that_it_answers_as_if_there_were_more_cores(monkeypatch):
+    monkeypatch.setattr(planner, "cores_here", lambda: 2)
+    config = load_config(REPLAY)
+    (note,) = planner.what_if(config, a_profile(config), ["actors=3"], None).notes
+    assert note.startswith("this is as if there were 4 cores: on the 2 that there are, roles would")
+    assert planner.what_if(config, a_profile(config), ["actors=1"], None).notes == ()
 
 
 def test_one_process_may_be_asked_about_with_several_actors():
@@ -374,7 +410,7 @@ def test_figures_of_a_profile_do_not_contradict_each_other():
     assert plan.best.consumed == plan.best.new, "each step is consumed once"
     (note,) = (note for note in plan.notes if "cannot be balanced" in note)
     follows = profile.task.rows / 1e-2
-    assert f"follows {follows:,.0f}" in note, "as in one process, where updates are quicker"
+    assert f"follows {human(follows)}" in note, "as in one process, where updates are quicker"
 
 
 def test_the_plan_on_the_command_line(tmp_path, capsys):
@@ -395,9 +431,8 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     assert f"--plan {tmp_path / 'p.json'} follows it" in capsys.readouterr().out
     assert main(["plan", "ppo_cartpole", "--what-if", "actors=16"]) == 0
     asked = capsys.readouterr().out
-    here = profile.facts["cores"]
-    more = f", of which there are {here}" if here < 17 else ""
-    assert f"16 actors with 64 envs each, a learner with 1 core (17 cores{more})" in asked
+    assert "16 actors with 64 envs each, a learner with 1 core (17 cores)" in asked
+    assert ("as if there were 17 cores" in asked) == (profile.facts["cores"] < 17)
     assert "an update would follow 32,768 steps instead of 2,048" in asked
     assert "--what-if envs=4 shares the same envs" in asked
     more = ["--what-if", "actors=16", "--what-if", "envs=4"]
@@ -405,7 +440,7 @@ def test_the_plan_on_the_command_line(tmp_path, capsys):
     assert "instead of" not in capsys.readouterr().out
     assert main(["plan", "ppo_cartpole", "--what-if", "groups=2", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert tree["notes"] == ["every group has batches of its own, which changes what is learnt"]
+    assert tree["notes"][0] == "every group has batches of its own, which changes what is learnt"
     assert tree["cores"] == 4
     assert main(["plan", "ppo_cartpole", "--what-if", "rollout_length=64"]) == 0
     assert "one process: 64 envs, rollouts of 64 steps (1 core)" in capsys.readouterr().out

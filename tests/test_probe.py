@@ -93,6 +93,26 @@ def test_an_actor_is_measured_with_all_that_its_env_takes():
     assert 0.8 < quick["valid"] <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("env", "rests"),
+    [
+        ({"id": "planted/Sleeper", "kwargs": {"seconds": 0.004}}, True),
+        ({"id": "planted/Elsewhere", "kwargs": {"burns": False}}, True),
+        ({"id": "planted/Elsewhere", "kwargs": {"burns": True}}, False),
+        ({"id": "CartPole-v1"}, False),
+    ],
+)
+def test_an_actor_whose_envs_wait_is_told_from_one_whose_envs_compute(env, rests):
+    """Also where they compute in a process of their own."""
+    config = load_config({**CARTPOLE, "env": {**env, "imports": ["planted"]}})
+    told = alone(lambda: probe.acting(config, 4), [0], seconds=0.4)
+    assert 0 <= told["rests"] <= 1
+    assert (told["rests"] > 0.5) == rests
+    waits = profiler._waiting({1: 0.3, 4: told["rests"]})
+    assert set(waits) == ({1, 4} if rests else set())
+    assert profiler._waiting({1: 0.0, 4: 0.9}) == {1: 1e-3, 4: 0.9}
+
+
 @pytest.mark.parametrize("envs", [1, 3])
 def test_an_actor_that_halves_its_envs_is_measured_with_any_number_of_them(envs):
     config = load_config("ppo_pong", ["scale.halves=true", "scale.rollout_length=4"])

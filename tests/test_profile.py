@@ -141,7 +141,10 @@ def test_a_profile_of_another_config_or_no_profile_is_refused(tmp_path):
     config = load_config(CARTPOLE)
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(a_profile(config).tree()))
-    with pytest.raises(Refusal, match="another env, algorithm, network"):
+    with pytest.raises(Refusal, match=r"another config \(algorithm\.epochs = 1, here 3\), so its"):
+        profiles.load(path, load_config(CARTPOLE, ["algorithm.epochs=3"]))
+    changed = r"\(.*; .*; .*; .*; and more\)"
+    with pytest.raises(Refusal, match=f"another config {changed}"):
         profiles.load(path, load_config(REPLAY))
     path.write_text("{}")
     with pytest.raises(Refusal, match="no profile that can be read"):
@@ -198,7 +201,7 @@ def test_a_template_neither_evaluates_nor_explores_by_a_ladder():
 def test_batches_are_known_by_the_steps_that_updates_consume():
     """Three envs have no half: two of them are it, about."""
     config = load_config(CARTPOLE, ["scale.envs_per_actor=3"])
-    acted = Acted({3: 1e-4}, {3: 0.5}, 3, {}, None)
+    acted = Acted({3: 1e-4}, {3: 0.5}, {}, 3, {}, None)
     found = profiler._Profiler(config, lambda what, left: None)._batches(acted, 23, 1.0, 0.5)
     small, own, large = sorted(found)
     assert own == 23

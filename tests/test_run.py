@@ -1,5 +1,6 @@
 """Whole runs through the Python interface: exactness, resuming, what a folder holds."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -17,6 +18,8 @@ from tianji.config import load_config
 from tianji.driver import Serial
 from tianji.env import Discrete, EnvSpec, TimeStep, register_env
 from tianji.machine import cores
+from tianji.plan import Choice
+from tianji.profile import subject
 from tianji.testing.algorithm import run_updates
 from tianji.types import leaf, sha256
 
@@ -549,3 +552,25 @@ def test_more_threads_than_cores_are_never_used_silently(tmp_path):
     result = train(PPO, tmp_path, *local, f"scale.actors={here}")
     told = f"{here + 1} threads and {here} cores, so that they slow each other"
     assert told in Path(result.run_dir, "log.txt").read_text()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_plan_by_which_actors_share_a_core_is_not_warned_of(tmp_path, share):
+    """Their envs wait, which it has measured."""
+    actors = cores() + 1
+    config = load_config(PPO, ["scale.envs_per_actor=8", f"scale.actors={actors}"])
+    choice = Choice("local", actors, 8, config.scale.rollout_length,
+                    actor_cores=1 if share else None)  # fmt: skip
+    plan = {"choice": dataclasses.asdict(choice), "predicted": {"new": 1.0},
+            "config": subject(config)}  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    local = ["scale.engine=local", "scale.envs_per_actor=8", f"scale.actors={actors}"]
+    if not share or cores() < 2:
+        with pytest.raises(Refusal, match=f"wants {choice.cores_used} cores"):
+            tianji.train(PPO, local, runs=tmp_path, plan=path)
+        return
+    result = tianji.train(PPO, local, runs=tmp_path, plan=path)
+    log = Path(result.run_dir, "log.txt").read_text()
+    assert f"{actors} actors on 1 core with 8 envs each" in log
+    assert "slow each other" not in log

@@ -147,6 +147,8 @@ class Acted(NamedTuple):
     """seconds of a step by number of envs"""
     shares: dict[int, float]
     """what share of them is inference"""
+    rests: dict[int, float]
+    """and for what share of them it leaves its core to others"""
     envs: int
     """the config's, or as many of them as can be made"""
     with_these: Measured

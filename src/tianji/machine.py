@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import importlib.metadata
+import math
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -64,6 +67,27 @@ def process_cpu(pid: int) -> float | None:
     if fields is None:
         return None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds() -> float:
+    """Of this process so far, and of all that descend from it."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (
+        time.process_time()
+        + ended.ru_utime
+        + ended.ru_stime
+        + math.fsum(process_cpu(pid) or 0.0 for pid in _descendants(os.getpid()))
+    )
+
+
+def _descendants(pid: int) -> list[int]:
+    """Of a process, while they live; none where the kernel does not tell."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children = [int(child) for child in (task / "children").read_text().split()]
+            found += [*children, *(one for child in children for one in _descendants(child))]
+    return found
 
 
 def process_rss(pid: int) -> int:

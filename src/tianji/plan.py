@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Literal, NamedTuple
 
+from tianji.view.status import human
+
 Binding = Literal["actors", "learner", "channel", "turns"]
 """what bounds a run: making steps, learning from them, handing them on; or both sides in turn"""
 
@@ -20,12 +22,19 @@ and few cores is taken"""
 SLACK = 0.25
 """share by which actors should be able to make more than is learnt from, where that costs no speed:
 a prediction may be 15 % wrong, of either side"""
+INFERRING, TOGETHER = 0.3, 1.5
+"""share of a step from which inference counts; and times that a step may take longer with twice the
+envs, so that they are worth it"""
 WORTH = 0.05
 """share that a change must bring to be advised"""
 OTHERS = 3
 """ways beside the best that a plan tells"""
 QUICK = 0.4
 """share of the time to collect its rows from which on an update lets no actor overtake another"""
+CROWD = 8
+"""actors on one core, at most, where their envs wait"""
+FILLED, LEAST = 0.8, 1e-3
+"""share of a core that they may compute for; and that an actor does, at least"""
 INSTANT = 1e-9
 """seconds of an update that takes no time"""
 MOST_ENVS = 512
@@ -98,6 +107,9 @@ class Rates:
     """learners that share a batch: their update's seconds over those of one alone"""
     infer: Mapping[int, float] = field(default_factory=dict)
     """envs: what of `act` is inference"""
+    rests: Mapping[int, float] = field(default_factory=dict)
+    """envs: what share of `act` an actor leaves its core to others, as its envs wait for something
+    else; none: it does not"""
     ask: float = 0.0
     """of an actor, to ask a server and to take its answer"""
     answer: float = 0.0
@@ -114,6 +126,14 @@ class Rates:
         """Seconds of one step of so many envs; between what was measured, on a line in logarithms;
         beyond it, in proportion."""
         return between(self.act, envs, above=1.0)
+
+    def resting(self, envs: int) -> float:
+        """Share of a step in which an actor with so many envs leaves its core to others: not while
+        it infers."""
+        if not self.rests:
+            return 0.0
+        inferring = between(self.infer, envs, above=1.0) if self.infer else 0.0
+        return max(0.0, min(between(self.rests, envs), 1.0 - inferring / self.step(envs)))
 
     def asked(self, envs: int, actors: int, max_batch: int | None) -> Asked:
         """One step of all envs of as many actors that ask a server. It answers those that have
@@ -177,6 +197,8 @@ class Choice:
     groups: int = 1
     hosts: Literal["apart", "worker"] = "apart"
     """worker: each group acts and learns in one process"""
+    actor_cores: int | None = None
+    """that the actors of a group share, as their envs wait; None: each has its own"""
 
     @property
     def rows_per_rollout(self) -> int:
@@ -194,7 +216,8 @@ class Choice:
             return self.cores
         if self.hosts == "worker":
             return self.groups * self.cores
-        return self.groups * (self.actors + self.learners * self.cores)
+        acting = self.actors if self.actor_cores is None else self.actor_cores
+        return self.groups * (acting + self.learners * self.cores)
 
     def __str__(self) -> str:
         envs = f"{self.envs} env{'s' * (self.envs > 1)}"
@@ -208,6 +231,9 @@ class Choice:
             return f"{self.groups} worker{'s' * (self.groups > 1)} with {envs}{threads}{each}"
         groups = f"{self.groups} groups of " if self.groups > 1 else ""
         actors = f"{self.actors} actor{'s' * (self.actors > 1)} with {envs}"
+        if self.actor_cores is not None:
+            shared = f"{self.actor_cores} core{'s' * (self.actor_cores > 1)}"
+            actors = f"{self.actors} actors on {shared} with {envs}"
         learners = "a learner" if self.learners == 1 else f"{self.learners} learners"
         cores = f"{self.cores} cores" if self.cores > 1 else "1 core"
         return f"{groups}{actors}{' each' * (self.actors > 1)}, {learners} with {cores}"
@@ -251,6 +277,7 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
     else:
         own = step = rates.step(choice.envs)
         serving = 0.0
+    own -= rates.resting(choice.envs) * rates.step(choice.envs)
     acting = (choice.rollout_length * step + rates.begin) * slow + rates.send
     """seconds of an actor for a rollout"""
     passing = (rates.receive / R + rates.serve / rows) * slow
@@ -334,18 +361,16 @@ Allowed = Callable[[Choice], bool]
 
 
 def choices(
-    task: Task,
-    cores: int,
-    groups: Sequence[int] = (1,),
-    threads: Iterable[int] = (1,),
-    teams: Iterable[int] = (1,),
+    task: Task, cores: int, groups: Sequence[int] = (1,), rates: Rates | None = None
 ) -> Iterable[Choice]:
-    """All ways to spread a task, with so many threads of a learner and learners that share batches,
-    that leave every actor and every learner's thread a core of its own and, with one group, change
-    nothing of what is learnt. Batches of rollouts are split among actors; where steps are replayed,
-    actors may have as many envs as they like. Workers are groups, by default as many as there are
-    cores for."""
-    threads = [c for c in sorted(threads) if c <= cores]
+    """All ways to spread a task, with as many threads of a learner and learners that share batches
+    as were measured, that leave every actor and every learner's thread a core of its own and, with
+    one group, change nothing of what is learnt. Batches of rollouts are split among actors; where
+    steps are replayed, actors may have as many envs as they like. Actors whose envs wait share
+    cores. Workers are groups, by default as many as there are cores for."""
+    threads = [1] if rates is None else [c for c in sorted(rates.learn) if c <= cores]
+    teams = [1] if rates is None else sorted(rates.team)
+    crowd = CROWD if rates is not None and rates.rests else 1
     for (envs, T), c in product(_envs(task, actors=1), threads):
         if 1 in groups:
             yield Choice("serial", 1, envs, T, cores=c)
@@ -355,10 +380,24 @@ def choices(
                 yield Choice("local", 1, envs, T, cores=c, groups=G, hosts="worker")
     if task.workers:
         return
-    for G, L, c in product(groups, sorted(teams), threads):
-        for actors in range(1, cores // G - L * c + 1):
+    for G, L, c in product(groups, teams, threads):
+        free = cores // G - L * c
+        for actors in range(1, crowd * free + 1):
             for envs, T in _envs(task, actors):
-                yield Choice("local", actors, envs, T, cores=c, learners=L, groups=G)
+                choice = Choice("local", actors, envs, T, cores=c, learners=L, groups=G)
+                if rates is not None:
+                    choice = sharing(choice, rates)
+                if choice.cores_used <= cores:
+                    yield choice
+
+
+def sharing(choice: Choice, rates: Rates) -> Choice:
+    """The choice with actors on no more cores than they use, where their envs wait."""
+    computing = 1.0 - rates.resting(choice.envs)
+    most = max(1, min(CROWD, math.floor(FILLED / max(computing, LEAST))))  # actors of a core
+    if choice.engine == "serial" or choice.hosts == "worker" or min(most, choice.actors) == 1:
+        return choice
+    return replace(choice, actor_cores=-(-choice.actors // most))
 
 
 def _envs(task: Task, actors: int) -> Iterable[tuple[int, int]]:
@@ -385,7 +424,7 @@ def search(
     """All predictions, best first: by new steps per second; of those that are alike, by whether
     actors have some slack, by how few cores and envs they take, and how little they differ from the
     config. Whether a choice is allowed is asked when its turn comes."""
-    ways = choices(task, cores, groups, rates.learn, rates.team)
+    ways = choices(task, cores, groups, rates)
     found = [predict(task, rates, choice, cores) for choice in ways]
     found.sort(key=lambda p: -p.new)
     best = next((i for i, p in enumerate(found) if allowed(p.choice)), None)
@@ -445,42 +484,67 @@ def collection_seconds(rates: Rates, choice: Choice, rows: int) -> float:
     return max((sample + send) / choice.actors, receive) * rows / choice.rows_per_rollout
 
 
-def more_actors(task: Task, rates: Rates, best: Prediction, cores: int) -> str:
+def more_actors(
+    task: Task,
+    rates: Rates,
+    best: Prediction,
+    cores: int,
+    allowed: Allowed = lambda choice: True,
+) -> str:
     """Why the plan has no more actors than it has."""
     choice = best.choice
     if choice.hosts == "worker":
         return "each worker acts and learns in turn, so that more actors would be more workers"
+    ways = choices(task, cores, (choice.groups,), rates)
+    local = (way for way in ways if way.engine == "local")
     if choice.engine == "serial":
-        ways = choices(task, cores, (1,), rates.learn, rates.team)
-        split = [c for c in ways if c.engine == "local"]
-        if not split:
+        if cores < 2:
             return "there is no core for a second process"
-        apart = max((predict(task, rates, c, cores) for c in split), key=lambda p: p.new)
+        apart = sorted((predict(task, rates, c, cores) for c in local), key=lambda p: -p.new)
+        then = next((p for p in apart if allowed(p.choice)), None)
+        if then is None:
+            return "processes are not possible here"
         return (
-            f"one process makes {_speed(best.new)} new steps/s; {apart.choice} would make "
-            f"{_speed(apart.new)}"
+            f"one process makes {human(best.new)} new steps/s; {then.choice} would make "
+            f"{human(then.new)}"
         )
-    side = {"actors": "acting", "learner": "learning", "channel": "the buffer"}
     if best.binding == "learner":
         idle = 1 - best.capacity["learner"] / best.capacity["actors"]
         fewer = (1 - 1 / choice.actors) * best.capacity["actors"] >= best.capacity["learner"]
         spare = "; some are to spare, if they are slower than predicted" if fewer else ""
         return (
-            f"the learner can follow {_speed(best.capacity['learner'])} new steps/s and the actors "
-            f"make up to {_speed(best.capacity['actors'])}: they already wait {idle:.0%} of their "
+            f"the learner can follow {human(best.capacity['learner'])} new steps/s and the actors "
+            f"make up to {human(best.capacity['actors'])}: they already wait {idle:.0%} of their "
             f"time{spare}"
         ).replace("%", " %")
     if best.binding == "channel":
         return (
-            f"the buffer can pass on {_speed(best.capacity['channel'])} steps/s, whoever makes them"
+            f"the buffer can pass on {human(best.capacity['channel'])} steps/s, whoever makes them"
         )
-    if choice.cores_used >= cores:
-        return f"all {cores} cores are taken, and {side.get(best.binding, 'acting')} needs each"
-    more = replace(choice, actors=choice.actors + 1)
-    if task.on_policy and task.envs % more.actors:
-        return f"{task.envs} envs cannot be split equally among {more.actors} actors"
-    then = predict(task, rates, more, cores)
-    return f"one more would make {_speed(then.new)} new steps/s instead of {_speed(best.new)}"
+    more = (
+        way
+        for way in local
+        if way.actors > choice.actors
+        and (way.learners, way.cores) == (choice.learners, choice.cores)
+        and (task.on_policy or way.rows_per_rollout == choice.rows_per_rollout)
+    )
+    next_one = next(filter(allowed, sorted(more, key=lambda way: way.actors)), None)
+    if next_one is not None:
+        then = predict(task, rates, next_one, cores)
+        return (
+            f"{next_one.actors} would make {human(then.new)} new steps/s instead of "
+            f"{human(best.new)}"
+        )
+    if choice.actor_cores is not None:
+        share = (1 - rates.resting(choice.envs)) * choice.actors / choice.actor_cores
+        return (
+            f"their envs wait, so that they compute for {share:.0%} of {choice.actor_cores} core"
+            f"{'s' * (choice.actor_cores > 1)}, of which more of them would leave too little"
+        ).replace("%", " %")
+    if choice.cores_used < cores and task.on_policy and task.envs % (choice.actors + 1):
+        return f"{task.envs} envs cannot be split equally among {choice.actors + 1} actors"
+    side = "acting" if best.binding == "turns" else best.binding
+    return f"all {cores} cores are taken, and {side} needs each".replace("actors", "acting")
 
 
 @dataclass(frozen=True)
@@ -525,7 +589,10 @@ def plan(
         then = next(search(task, rates, cores, allowed, groups), best)
         return then.new / best.new - 1, then
 
-    notes = [_one_core_more(*better(cores=cores + 1))]
+    gain, then = better(cores=cores + 1)
+    notes = [_one_core_more(gain, then)]
+    if not task.workers and (never := unbalanced(task, rates, cores, best, gain)) is not None:
+        notes.append(never)
     if rates.device == "cpu":
         instant = replace(rates, learn={1: INSTANT}, take=0.0, team={1: 1.0}, inside={})
         notes.append(_a_gpu(better(rates=instant)[0]))
@@ -534,7 +601,7 @@ def plan(
         ranked_groups = search(task, rates, cores, allowed, several)
         most = next((p for p in ranked_groups if p.choice.groups > 1), None)
         if most is not None:
-            notes.append(f"{most.choice} would make {_speed(most.new)} new steps/s")
+            notes.append(f"{most.choice} would make {human(most.new)} new steps/s")
         elif not several:
             notes.append(f"2 groups need 4 cores or more, and there are {cores}")
     if tuple(groups) == (1,) and not task.workers:
@@ -544,11 +611,7 @@ def plan(
                 f"{then.choice} would bring {_percent(gain)}, and learn otherwise: every group has "
                 f"batches of its own. --groups {then.choice.groups} lets a plan choose them"
             )
-    follows = best.capacity["learner"] / best.choice.groups
-    never = unbalanced(task, rates, cores, follows)
-    if not task.workers and never is not None:
-        notes.append(never)
-    why = more_actors(task, rates, best, cores)
+    why = more_actors(task, rates, best, cores, allowed)
     return Plan(best, tuple(ranked[1:]), why, tuple(notes), rates)
 
 
@@ -565,42 +628,51 @@ def _a_gpu(gain: float) -> str:
     return "a GPU would bring less than 5 %, if updates took no time there"
 
 
-def _speed(steps: float) -> str:
-    """Of steps per second."""
-    return f"{steps:,.0f}" if steps >= 10 else f"{steps:.2g}"
-
-
 def _percent(gain: float) -> str:
     return f"{gain:+.0%}".replace("%", " %")
 
 
-def unbalanced(task: Task, rates: Rates, cores: int, follows: float = 0.0) -> str | None:
+def unbalanced(
+    task: Task, rates: Rates, cores: int, best: Prediction, core: float = 0.0
+) -> str | None:
     """What can never keep up with the other side on this machine, and what would help; None: the
-    two can be made equal. The learner of a plan follows so many new steps, or more."""
+    two can be made equal. One core more would bring the best way such a share."""
     if cores < 2:
         return None
-    threads, learners = min(rates.most_learner_cores, max(1, cores - 1)), max(rates.team)
-    team = rates.update(1, min(learners, max(1, cores - 1)))
-    one = max(task.rows / min(rates.update(threads), team), follows / rates.valid)
+    most = min(rates.most_learner_cores, max(1, cores - 1)), max(rates.team)
+    team = rates.update(1, min(most[1], max(1, cores - 1)))
+    scale = best.choice.groups * rates.valid
+    makes, follows = best.capacity["actors"], best.capacity["learner"]
+    learner = max(task.rows / min(rates.update(most[0]), team), follows / scale)
     step = rates.asked(task.envs, 1, None).step if task.server else rates.step(task.envs)
     actor = task.envs / step
-    if one < actor / 2:
-        return (
-            f"cannot be balanced: one actor makes {_speed(actor * rates.valid)} new steps/s and "
-            f"the learner, with all cores that help it, follows {_speed(one * rates.valid)}. A "
-            f"GPU, fewer epochs or a lower replay ratio would let it keep up; more actors would not"
-        )
+    both = (
+        f"cannot be balanced: the actors make up to {human(makes)} new steps/s, and the learner "
+        f"follows {human(follows)}"
+    )
+    if learner < actor / 2:
+        quicker = "fewer passes over a batch" if task.on_policy else "more new steps an update"
+        return f"{both}. {_listed(['a smaller network', quicker])} would let it keep up"
     if not task.on_policy and not task.server:  # a plan may give an actor other envs
         actor = max(envs / rates.step(envs) for envs, _ in _envs(task, actors=1))
-    actors, follows = max(1, cores - 1), task.rows / rates.update(1)
-    if actors * actor < follows / 2:
-        make = f"{actors} actors make" if actors > 1 else "one actor makes"
-        return (
-            f"cannot be balanced: {make} {_speed(actors * actor * rates.valid)} new steps/s, and "
-            f"one learner's core follows {_speed(follows * rates.valid)}. A faster env, a smaller "
-            f"network or more cores would let them keep up; more learner cores would not"
-        )
-    return None
+    if max((cores - 1) * actor, makes / scale) >= task.rows / rates.update(1) / 2:
+        return None
+    envs = best.choice.envs
+    helps = ["a faster env"]
+    if rates.infer and between(rates.infer, envs, above=1.0) > INFERRING * rates.step(envs):
+        helps.append("a smaller network")
+    if task.on_policy and rates.step(2 * envs) < TOGETHER * rates.step(envs):
+        helps.append("more envs an actor, after which an update follows more steps,")
+    if core > WORTH:
+        helps.append("more cores")
+    return f"{both}. {_listed(helps)} would let them keep up; more learner cores would not"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """As the beginning of a sentence."""
+    first, *rest = names
+    whole = f"{', '.join([first, *rest[:-1]])} or {rest[-1]}" if rest else first
+    return whole[0].upper() + whole[1:]
 
 
 def between(points: Mapping[int, float], x: int, above: float = 0.0) -> float:

@@ -30,13 +30,18 @@ from tianji.plan import (
     knee,
     plan,
     predict,
+    sharing,
 )
 from tianji.profile import Profile
 from tianji.view.status import human
 
+MOST = {"envs": 1_000_000, "rollout_length": 1_000_000}
+"""that may be asked about; of all else, 1000"""
 FIELDS = ("engine", "actors", "envs", "rollout_length", "cores", "learners", "groups")
 CHOSEN = tuple("envs_per_actor" if name == "envs" else name for name in FIELDS)
 """what a plan sets, by its names in a config's scale"""
+NEAR = 0.05
+"""share by which predictions of two ways may differ, if in truth they are the same"""
 DEFAULTS = ScaleConfig()
 WRITTEN = Reader(entry=(1e-12, 1e12))
 """what may have been predicted, in steps per second"""
@@ -96,17 +101,17 @@ def _no_way(config: Config, task: Task, env: EnvSpec, cores: int, groups: int | 
     if 2 * (least := min(counts)) > cores > 1:
         return Refusal(
             f"{config.name} has {least} groups, each with an actor and a learner, which need "
-            f"{2 * least} cores, and there are {cores}, so there is no plan. Set scale.actors "
-            f"yourself, and some will share a core; or ask for fewer by --groups, which learn "
-            f"otherwise: each has batches of its own."
+            f"{2 * least} cores, and there are {cores}, so there is no plan. Run it as it is, and "
+            f"some will share a core; or let a plan have fewer by --groups {max(1, cores // 2)}, "
+            f"which learn otherwise: each has batches of its own."
         )
     # What was asked for tells more than what was not.
     ways = sorted(choices(task, cores, counts), key=lambda way: way.engine != config.scale.engine)
     why = next(filter(None, (_refused(config, choice, env) for choice in ways)), "none")
     return Refusal(
         f"no way to spread {config.name} over {cores} core{'s' * (cores > 1)} is possible, so "
-        f"there is no plan. Give it more cores, or set scale.actors yourself. The first way that "
-        f"was tried: {why}"
+        f"there is no plan. Give it more cores, or set scale."
+        f"{'groups' if task.workers else 'actors'} yourself. The first way that was tried: {why}"
     )
 
 
@@ -141,9 +146,14 @@ def _changed(config: Config, changes: Sequence[str]) -> Choice:
     asked = {change.partition("=")[0] for change in changes}
     for change in changes:
         key, _, text = change.partition("=")
-        known = text in ("serial", "local") if key == "engine" else text.isdigit() and int(text) > 0
+        most = MOST.get(key, 1000)
+        if key == "engine":
+            known, why = text in ("serial", "local"), f'cannot be "{text}"'
+        else:
+            known = text.isdecimal() and len(text) < 9 and 1 <= int(text) <= most
+            why = f"can be a whole number from 1 to {most:,}"
         if key not in FIELDS or not known:
-            why = "is not one of these" if key not in FIELDS else f'cannot be "{text}"'
+            why = why if key in FIELDS else "is not one of these"
             raise Refusal(
                 f'"{change}" cannot be asked: {key} {why}. Write one of {", ".join(FIELDS)} and '
                 f"its value, such as actors=16 or engine=local (or serial); to change several, "
@@ -182,7 +192,7 @@ class Answer(NamedTuple):
 def what_if(config: Config, profile: Profile, changes: Sequence[str], cores: int | None) -> Answer:
     """What the model says of the config with some fields of its choice changed; where they need
     more cores than there are, as if there were so many."""
-    choice = _changed(config, changes)
+    choice = sharing(_changed(config, changes), profile.rates)
     cores = _cores_of(choice, cores)
     if choice.learners > (most := max(profile.rates.team)):
         raise Refusal(
@@ -193,7 +203,7 @@ def what_if(config: Config, profile: Profile, changes: Sequence[str], cores: int
     if profile.rates.device == "cpu" and choice.cores > (most := profile.rates.most_learner_cores):
         raise Refusal(
             f"what {choice.cores} cores of a learner take for an update is not known: the profile "
-            f"has at most {most}, all that there were."
+            f"has at most {most}, all that were measured."
         )
     task, rates = _with_batch(profile, choice)
     return Answer(predict(task, rates, choice, cores), _otherwise(config, profile.task, choice))
@@ -209,7 +219,7 @@ def _otherwise(config: Config, task: Task, choice: Choice) -> tuple[str, ...]:
     notes = list[str]()
     if rows != task.rows:
         shared, left = divmod(task.envs, choice.actors)
-        other = shared != choice.envs and choice.rollout_length == task.T
+        other = shared != choice.envs and choice.rollout_length == task.T and choice.actors > 1
         alike = f"; --what-if envs={shared} shares the same envs among the actors"
         notes.append(
             f"an update would follow {rows:,} steps instead of {task.rows:,}, which changes what "
@@ -222,6 +232,11 @@ def _otherwise(config: Config, task: Task, choice: Choice) -> tuple[str, ...]:
         )
     if choice.groups != config.scale.groups and not task.workers:
         notes.append("every group has batches of its own, which changes what is learnt")
+    if (used := choice.cores_used) > (here := cores_here()):
+        notes.append(
+            f"this is as if there were {used} cores: on the {here} that there are, roles would "
+            f"share them and each would be slower"
+        )
     return tuple(notes)
 
 
@@ -284,7 +299,7 @@ def _of_gpu(config: Config, best: Prediction, cores: int, groups: int | None) ->
 def tree(found: Plan, profile: Profile) -> dict[str, Any]:
     """A plan as it is written: into a run folder, into a file, at the end of a command."""
     about = {"facts": profile.facts, "whole": profile.whole, "config": profile.config,
-             "varied": profile.varied}  # fmt: skip
+             "varied": profile.varied, "measured": profile.made}  # fmt: skip
     if found.best.choice.hosts == "apart":  # a worker hands nothing on
         n, collecting = _collecting(found.best.choice, profile)
         about["knee"] = n._asdict() | {"collecting": collecting}
@@ -320,12 +335,11 @@ def follow(config: Config, path: Path | None) -> tuple[Config, dict[str, Any]]:
         found = make(config, profile := _kept(config) or _glanced(config))
         return _followed(config, found.best.choice, tree(found, profile))
     written, choice = _read(path)
-    if written.get("config") != profiles.subject(config):
+    if differ := profiles.differing(written.get("config", {}), config):
         raise Refusal(
-            f"{path} was made for another env, algorithm, network, relaxation or number of envs "
-            f"({choice}; here scale.actors = {config.scale.actors} and scale.envs_per_actor = "
-            f"{config.scale.envs_per_actor}), so that it would change what is learnt and its "
-            f"prediction would not hold. Make one for this: `tianji plan CONFIG --save FILE`."
+            f"{path} was made for another config ({differ}), so that it would change what is "
+            f"learnt, or its prediction would not hold. Make one for this: `tianji plan CONFIG "
+            f"--save FILE`."
         )
     env = shape.see(shape.template(config)).env
     rows = shape.task_of(shape.template(config), env).rows
@@ -404,8 +418,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
         choice: Choice = WRITTEN.read(Choice, written["choice"], "choice")
         WRITTEN.read(dict[str, float], written["predicted"], "predicted")
         expect("new" in written["predicted"], 'it has no "predicted.new"')
-        if "facts" in written:
-            table(written["facts"], "facts")
+        for part in ("facts", "config"):
+            table(written.get(part, {}), part)
     except (OSError, ValueError, RecursionError) as error:
         raise Refusal(
             f"{path} is no plan that can be read ({wrong_with(error, 'a plan')}), so there is "
@@ -445,22 +459,29 @@ def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> st
         lines.append("next best")
         lines += [
             f"  {human(p.new):>8} new steps/s  {_named(p.choice, profile.task)}"
+            + ", as good as far as can be told" * _as_good(p, best, profile)
             for p in found.others
         ]
     lines += [f"note        {note}" for note in found.notes]
     if not profile.whole:
         lines.append(f"note        {GLANCE}")
+    if profile.whole and profile.made:
+        lines.append(f"profile     of {profile.made}; --again measures anew, as the machine is now")
     return "\n".join([*lines, *_unsteady(profile)])
+
+
+def _as_good(p: Prediction, best: Prediction, profile: Profile) -> bool:
+    """May it be as fast as the best, by how steady the machine was?"""
+    return p.new >= best.new * (1 - max(NEAR, profile.varied))
 
 
 def told_of(answer: Answer, profile: Profile) -> str:
     """One prediction, as a person wants to read it."""
     p = answer.prediction
-    used, here = p.choice.cores_used, profile.facts["cores"]
-    needs = f"{used} core{'s' * (used > 1)}" + f", of which there are {here}" * (used > here)
+    used = p.choice.cores_used
     return "\n".join(
         (
-            f"what if     {_named(p.choice, profile.task)} ({needs})",
+            f"what if     {_named(p.choice, profile.task)} ({used} core{'s' * (used > 1)})",
             f"predicted   {human(p.new)} new steps/s; {human(p.produced)} produced, "
             f"{human(p.received)} received, {human(p.consumed)} consumed",
             f"binding     {_binding(p)}",

@@ -32,7 +32,7 @@ from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env, Score, TimeStep
 from tianji.errors import Failure, Refusal
 from tianji.fault import Budget
-from tianji.machine import keep_memory, kept_waiting, set_threads
+from tianji.machine import cpu_seconds, keep_memory, kept_waiting, set_threads
 from tianji.placement import kind_of
 from tianji.role import Did, Role, State, generator
 from tianji.run import train, warm
@@ -258,8 +258,9 @@ class Enduring(Serial):
 
 def acting(config: Config, envs: int) -> Measurement:
     """An actor with so many envs and nobody to wait for: seconds of a step of all of them, also
-    slice by slice, what of it is inference, what a rollout takes beside its steps, and the share of
-    steps that are not resets. Takes `seconds` to measure for."""
+    slice by slice, what of it is inference, what share of it the actor leaves its core to others,
+    what a rollout takes beside its steps, and the share of steps that are not resets. Takes
+    `seconds` to measure for."""
     halves = config.scale.halves and envs > 1
     of_config = config.scaled(engine="local", actors=1, envs_per_actor=envs, halves=halves)
     scale = of_config.scale
@@ -298,6 +299,7 @@ def acting(config: Config, envs: int) -> Measurement:
         inferences, loads = [], []
         driver.start()
         late = driver.now + 2 * seconds
+        begun, computed, waited = driver.now, cpu_seconds(), kept_waiting()
         for _ in range(SLICES):
             if steps and driver.now > late:  # a step takes long: what one tells is enough
                 break
@@ -313,7 +315,9 @@ def acting(config: Config, envs: int) -> Measurement:
             inferences.append(part.seconds("actor/infer") / made)
             if sink.rollouts > rollouts:
                 loads.append(part.seconds("actor/load", "actor/push") / (sink.rollouts - rollouts))
+        could = driver.now - begun - (kept_waiting() - waited)
         return {
+            "rests": max(0.0, 1.0 - (cpu_seconds() - computed) / could) if could > 0 else 0.0,
             "step": statistics.median(steps),
             "slices": steps + steps[-1:] * (SLICES - len(steps)),
             "infer": statistics.median(inferences),

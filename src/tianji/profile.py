@@ -23,7 +23,7 @@ from tianji.machine import cpu_model, gpu_model, version
 from tianji.plan import Rates, Task
 from tianji.view.status import human
 
-FORMAT = 5
+FORMAT = 6
 WITH_ONE = ("learn", "slow_act", "slow_learn", "slowest", "team")
 """of rates: curves that are known for one core, or one learner, at least"""
 SHORTEST, DAY = 1e-12, 86400.0
@@ -33,6 +33,7 @@ WRITTEN = Reader(
         "rates.receive": (SHORTEST, DAY),
         "rates.inside_act": (SHORTEST, DAY),
         "rates.valid": (SHORTEST, 1),
+        "rates.rests": (SHORTEST, 1),
         "task.lead": (0, math.inf),
         "task.most_rows": (1, 1 << 62),
         "inference": (SHORTEST, 1 / SHORTEST),
@@ -40,9 +41,18 @@ WRITTEN = Reader(
     number=(0, DAY),
     entry=(SHORTEST, DAY),
     # what was not measured for want of time, or as it does not matter
-    may_be_empty={"rates.infer", "rates.inside", "rates.together", "batches", "inference"},
+    may_be_empty={
+        "rates.infer",
+        "rates.rests",
+        "rates.inside",
+        "rates.together",
+        "batches",
+        "inference",
+    },
 )
 """what may have been measured"""
+DIFFERENCES = 4
+"""of a config, that are told, at most"""
 UNSTEADY = 0.1
 """such a variation of a machine's speed matters: more is measured, and a plan says what it means"""
 
@@ -55,8 +65,8 @@ class Profile:
     task: Task
     facts: dict[str, Any]
     """of the machine and what runs on it"""
-    config: str
-    """a hash of what was measured"""
+    config: dict[str, str]
+    """what of a config they hold for, by its keys"""
     seconds: float
     """that it took"""
     whole: bool
@@ -69,6 +79,8 @@ class Profile:
     """what there was no time for"""
     varied: float = 0.0
     """by how much the machine's own speed did, up or down, while this was measured"""
+    made: str = ""
+    """when, by the local clock"""
 
     def tree(self) -> dict[str, Any]:
         lead = self.task.lead if math.isfinite(self.task.lead) else str(self.task.lead)
@@ -84,6 +96,7 @@ class Profile:
             "inference": self.inference,
             "skipped": list(self.skipped),
             "varied": self.varied,
+            "made": self.made,
         }
 
     def by_batch(self) -> dict[int, float]:
@@ -125,15 +138,26 @@ def elsewhere(there: Mapping[str, Any]) -> str:
                      if there.get(key) != here[key])  # fmt: skip
 
 
-def subject(config: Config) -> str:
-    """A hash of what of a config rates depend on: not of how it is spread, nor when it ends."""
-    tree = config.tree()
-    scale = {key: getattr(config.scale, key) for key in ("device", "halves", "env_threads")}
-    envs = config.scale.actors * config.scale.envs_per_actor, config.scale.rollout_length
-    about = [tree[section] for section in ("env", "algorithm", "network", "reuse")]
-    loose = config.scale.relax, tree.get("relax"), tree.get("join")
-    text = json.dumps([*about, scale, envs, *loose], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def subject(config: Config) -> dict[str, str]:
+    """What of a config rates depend on, by its keys: not how it is spread, nor when it ends."""
+    tree, scale = config.tree(), config.scale
+    found = {
+        f"{section}.{key}": value
+        for section in ("env", "algorithm", "network", "reuse", "relax", "join")
+        for key, value in tree.get(section, {}).items()
+    }
+    for key in ("relax", "device", "halves", "env_threads", "rollout_length"):
+        found[f"scale.{key}"] = getattr(scale, key)
+    found["scale.actors x scale.envs_per_actor"] = scale.actors * scale.envs_per_actor
+    return {key: json.dumps(value, sort_keys=True) for key, value in found.items()}
+
+
+def differing(known: Mapping[str, str], config: Config) -> str:
+    """In what a config is another one than rates are known for; empty: in nothing."""
+    here = subject(config)
+    keys = [key for key in {**known, **here} if known.get(key) != here.get(key)]
+    told = [f"{key} = {known.get(key, 'unset')}, here {here.get(key, 'unset')}" for key in keys]
+    return "; ".join([*told[:DIFFERENCES], *["and more"] * (len(told) > DIFFERENCES)])
 
 
 def cache_folder() -> Path:
@@ -144,7 +168,8 @@ def cache_folder() -> Path:
 
 def cache_path(config: Config) -> Path:
     here = hashlib.sha256(json.dumps(facts(), sort_keys=True).encode()).hexdigest()
-    return cache_folder() / f"profile-{here[:8]}-{subject(config)[:16]}.json"
+    what = hashlib.sha256(json.dumps(subject(config), sort_keys=True).encode()).hexdigest()
+    return cache_folder() / f"profile-{here[:8]}-{what[:16]}.json"
 
 
 def cached(config: Config) -> Profile | None:
@@ -168,10 +193,10 @@ def load(path: Path, config: Config) -> Profile:
             f"{path} was measured elsewhere ({differ}), so its rates would mislead. Run "
             f"`tianji profile CONFIG` here."
         )
-    if profile.config != subject(config):
+    if differ := differing(profile.config, config):
         raise Refusal(
-            f"{path} was measured for another env, algorithm, network, relaxation or number of "
-            f"envs, so its rates would mislead. Run `tianji profile CONFIG` for this one."
+            f"{path} was measured for another config ({differ}), so its rates would mislead. Run "
+            f"`tianji profile CONFIG` for this one."
         )
     return profile
 
@@ -226,6 +251,9 @@ def told(profile: Profile) -> str:
         lines.append(f"  {envs:>4} env{'s' if envs > 1 else ' '}  {human(rate):>8} steps/s  {bar}")
     for name, rate in profile.inference.items():
         lines.append(f"  inference in {name}: {human(valid * rate)} steps/s")
+    if rates.rests:
+        lines.append(f"  the envs wait: for {100 * rates.resting(task.envs):.0f} % of a step an "
+                     f"actor leaves its core to others")  # fmt: skip
     lines += [
         "",
         f"learning, new steps per second (TR_L), {human(task.batch)} steps consumed by an update",

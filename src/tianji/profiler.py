@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +19,8 @@ from tianji.profile import Profile, facts, subject
 from tianji.ratios import Again, Ratios, over, usual
 from tianji.shape import begins, with_share
 
+MOSTLY, LITTLE = 0.5, 1e-3
+"""share of a step for which envs wait, that counts; and that is as good as none"""
 ACT, LEARN = 0.4, 2.0
 """seconds for which acting is looked at, with each number of envs, and learning on one core"""
 
@@ -77,7 +80,7 @@ class _Profiler:
                 serve=learnt["serve"] + passing["push"] + passing["receive"], take=learnt["take"],
                 wake=passing["wake"], valid=acted.with_these["valid"],
                 device=asked.config.scale.device, inside_act=self._inside_act(act, learnt),
-                infer={n: acted.shares[n] * act[n] for n in act},
+                infer={n: acted.shares[n] * act[n] for n in act}, rests=acted.rests,
                 **ratios.curves(inside, again.learn)._asdict(),
             )  # fmt: skip
             asking = passing["push"] + passing["receive"]
@@ -108,6 +111,7 @@ class _Profiler:
         rates = Rates(
             act={n: found["step"] for n, found in acted.items()},
             infer={n: found["infer"] for n, found in acted.items()},
+            rests=_waiting({n: found["rests"] for n, found in acted.items()}),
             begin=first["load"], send=5e-6, receive=learnt.get("receive", 0.0) + 1e-5,
             serve=learnt["serve"] + 1e-5, learn={1: learnt["learn"]}, take=learnt["take"],
             wake=3e-5, slow_act={1: 1.0}, slow_learn={1: 1.0}, valid=first["valid"],
@@ -127,14 +131,16 @@ class _Profiler:
         asked = self._asked
         task = dataclasses.replace(asked.task, batch=round(learnt["consumed"]))
         seconds, skipped = self._clock.spent, tuple(self._clock.skipped)
+        made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
         return Profile(rates, task, facts(), subject(asked.config), seconds, whole, batches or {},
-                       inference or {}, skipped, varied)  # fmt: skip
+                       inference or {}, skipped, varied, made)  # fmt: skip
 
     def _acting(self) -> Acted:
         asked, clock, mine = self._asked, self._clock, self._asked.cores[-1:]
         own = {asked.task.envs, asked.config.scale.envs_per_actor}
         found: dict[int, float] = {}
         shares: dict[int, float] = {}
+        rests: dict[int, float] = {}
         counts = sorted({2**i for i in range(MOST_ENVS.bit_length())} | own)
         clock.say(_with_envs(1))
         first = self._probes.enter_context(Probe(lambda: acting(asked.one, 1), mine))
@@ -144,7 +150,7 @@ class _Profiler:
         own_envs = max(n for n in few if n <= asked.task.envs)
         clock.skipped += [_with_envs(n) for n in counts if n not in few]
         rest = WHOLE / 2 if asked.on_cpu else WHOLE / 2 + START_GPU - START
-        found[1], shares[1] = told["step"], told["infer"] / told["step"]
+        found[1], shares[1], rests[1] = told["step"], told["infer"] / told["step"], told["rests"]
         kept = told, first
         for envs in few[1:]:
             last = found[max(found)]
@@ -157,11 +163,11 @@ class _Profiler:
                 closing.callback(probe.close)
                 one = probe.ask(seconds=ACT)
                 found[envs] = one["step"]
-                shares[envs] = one["infer"] / one["step"]
+                shares[envs], rests[envs] = one["infer"] / one["step"], one["rests"]
                 if envs == own_envs:
                     kept = one, probe
                     self._probes.push(closing.pop_all())
-        return Acted(smooth(found), shares, own_envs, *kept)
+        return Acted(smooth(found), shares, _waiting(rests), own_envs, *kept)
 
     def _inside(self, learner: Probe) -> tuple[dict[int, float], Measured]:
         """Seconds of an update in a process that also acts, by cores, from the most to one: all but
@@ -262,6 +268,12 @@ def _with_joining(rates: Rates, task: Task, ratios: Ratios, again: Again) -> Rat
     took = {n: again.learn * over(found) for n, found in ratios.workers.items()}
     together = {n: seconds * one.new / rates.valid / task.rows for n, seconds in took.items()}
     return dataclasses.replace(rates, together={1: 1.0} | together)
+
+
+def _waiting(rests: dict[int, float]) -> dict[int, float]:
+    """Shares of steps in which envs wait, by their number, where that is most of a step for some:
+    less is what others who use the machine take."""
+    return {n: max(LITTLE, s) for n, s in rests.items()} if max(rests.values()) > MOSTLY else {}
 
 
 def smooth(points: dict[int, float]) -> dict[int, float]:

@@ -437,10 +437,13 @@ class _Run:
         scale, topology, here = self._config.scale, self._engine.topology, cores()
         hosts = [host for host in topology.hosts for _ in range(topology.spec.groups)]
         want = wanted(hosts, scale.cores, scale.env_threads)
+        choice = (self._planned or {}).get("choice", {})
+        if (shared := choice.get("actor_cores")) is not None:  # a plan knows that their envs wait
+            want -= scale.groups * (scale.actors - shared)
         if scale.engine == "local" and want > here:
             self._recorder.event(
                 f"actors and learners have {want} threads and {here} cores, so that they slow each "
-                f"other; `tianji plan` tells what is best here"
+                f"other, unless their envs wait; `tianji plan` tells what is best here"
             )
 
     def _until_end(self) -> tuple[str, str]:

@@ -99,6 +99,10 @@ def spread(config: Config, choice: Choice) -> Config:
         learners=choice.learners,
         groups=choice.groups,
     )
+    alone = config.scale.groups > choice.groups == 1 and not works(config)
+    if alone:  # it has nobody to join
+        relax = dataclasses.replace(config.relax, join=None)
+        config = dataclasses.replace(config, relax=relax, join=JoinConfig())
     return dataclasses.replace(config, scale=scale, auto=False)
 
 
