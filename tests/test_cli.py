@@ -1,6 +1,7 @@
 """The command line as a user has it: outputs, exit codes, signals, bad input."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -18,7 +20,7 @@ import pytest
 
 import tianji
 from tianji import catalogue
-from tianji.__main__ import main
+from tianji.__main__ import _told, main
 from tianji.folder import locked
 from tianji.relax import PRESETS
 
@@ -134,7 +136,40 @@ def test_without_json_the_result_and_the_run_folder_are_told(tmp_path, capsys):
     assert main(["train", *SMALL, "--runs", str(tmp_path), "--plain"]) == 0
     said = capsys.readouterr().out
     assert "done: updates >= 3" in said
-    assert str(tmp_path) in said
+    (folder,) = re.findall(r"^  run folder  (.+)$", said, re.MULTILINE)
+    assert str(tmp_path) in folder
+    assert f"\n  report      {folder}/report.html\n" in said
+    assert "\n  plan " not in said, "none was followed"
+
+
+def summary(result, **changes):
+    return "\n".join(_told(dataclasses.replace(result, **changes)))
+
+
+def test_a_report_that_was_not_written_is_not_named(tmp_path):
+    result = tianji.train(SMALL[0], SMALL[1:], runs=tmp_path)
+    report = Path(result.run_dir, "report.html")
+    assert "  report      " in summary(result)
+    os.utime(report, (1.0, 1.0))  # of an earlier process of the run
+    assert "  report      " not in summary(result)
+    report.unlink()
+    assert "  report      " not in summary(result)
+
+
+def test_the_summary_sets_the_plan_beside_what_was_measured(tmp_path):
+    result = tianji.train(SMALL[0], SMALL[1:], runs=tmp_path)
+    speeds = {"produced": 1.0, "received": 80_100.0, "consumed": 1.0}
+    plan = Path(result.run_dir, "plan.json")
+    plan.write_text(json.dumps({"predicted": {"new": 78_500.0}}))
+    told = summary(result, steps_per_s=speeds, filtered=0)
+    line = "\n  plan        78.5 k new steps/s predicted, 80.1 k measured (error -2 %)\n"
+    assert line in told
+    told = summary(result, steps_per_s=speeds, filtered=100, steps=200)
+    assert "predicted, 40.0 k measured (error +96 %)" in told, "what was too stale was not new"
+    told = summary(result, steps_per_s=speeds | {"received": 0.0})
+    assert "predicted, 0 measured\n" in told
+    plan.write_text("{")
+    assert "  plan  " not in summary(result)
 
 
 @pytest.mark.parametrize(

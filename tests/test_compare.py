@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tianji import Refusal
-from tianji.__main__ import main
-from tianji.compare import FIGURES, compare, idle
+from tianji.__main__ import main, parser
+from tianji.compare import FIGURES, Comparison, Entry, _configs, aligned, compare, idle
 from tianji.view import side_by_side
 from tianji.view.status import SilentView
 
@@ -106,6 +110,21 @@ def test_the_page_is_whole_with_a_curve_and_a_timeline_for_each(done):
     assert page == side_by_side.html(found)
 
 
+def test_a_broken_trace_of_a_run_is_said_and_the_other_rows_are_drawn(done, tmp_path):
+    found, _ = done
+    folder = tmp_path / "four"
+    shutil.copytree(found.folder, folder, symlinks=True)
+    entries = [replace(entry, run_dir=str(folder / Path(entry.run_dir).name))
+               for entry in found.entries]  # fmt: skip
+    path = next((folder / "sync-s0" / "trace").glob("actor-0.trace"))
+    path.write_bytes(path.read_bytes()[:4200])
+    parsed = Balanced(side_by_side.html(replace(found, folder=folder, entries=tuple(entries))))
+    assert "sync: " in parsed.text
+    assert "actor-0.trace is cut short" in parsed.text
+    rows = [a["id"] for t, a in parsed.tags if a.get("class") == "tj-part"]
+    assert rows == [f"timelines-{preset}-rows" for preset in found.presets]
+
+
 def test_the_figures_are_kept_as_json(done):
     found, _ = done
     tree = json.loads((found.folder / "compare.json").read_text())
@@ -152,6 +171,74 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     with pytest.raises(Refusal, match=words.replace("(", r"\(")):
         compare(config, overrides, presets=presets, runs=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_with_several_presets_is_said_once(tmp_path):
+    overrides = ["algorithm.warmup=8", "scale.engine=local"]
+    with pytest.raises(Refusal, match="sync, tianji, apex cannot be compared: alg") as told:
+        compare(DQN, overrides, presets=["sync", "periodic", "tianji", "apex"], runs=tmp_path)
+    text = str(told.value)
+    assert text.count("is too early") == 1
+    assert text.count("cannot be compared") == 2
+    assert "periodic cannot be compared: relax.start" in text
+    found = compare(TOY, "stop.updates=1", presets=["serial", "apex", "reverb"], skip=True,
+                    runs=tmp_path)  # fmt: skip
+    assert set(found.left_out) == {"apex", "reverb"}
+    for why in set(found.left_out.values()):
+        assert sum(why in line for line in found.told()) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    argv = ["compare", "ppo_cartpole", "--presets", "serial", "--runs"]
+    for runs in (tmp_path / "file" / "runs", "/proc/x"):
+        assert main([*argv, str(runs), "--json"]) == 2
+        said = capsys.readouterr()
+        assert f"refused: the folder of the comparison {runs}" in said.err
+        assert "so nothing could be kept. Choose another place with --runs." in said.err
+        assert "1 of 1" not in said.err
+        assert json.loads(said.out)["status"] == "refused"
+
+
+def test_the_examples_of_the_help_are_not_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    examples = re.findall(r"^  tianji (compare .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        asked = parser().parse_args(shlex.split(example))
+        presets = asked.presets.split(",")
+        configs, left_out = _configs(asked.config, asked.overrides, presets, skip=False)
+        assert list(configs) == presets
+        assert left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        ([0.9959, 107.9], ["1.00", "108"]),
+        ([204.1, 201.0], ["204", "201"]),
+        ([9.98, 10.2], ["10.0", "10.2"]),
+        ([0.0, 0.9959, 2.5], ["0.00", "1.00", "2.50"]),
+        ([0.0, 1.0, 417.0], ["0", "1", "417"]),
+        ([9.996], ["10.0"]),
+        ([99.96], ["100"]),
+        ([0.5, 42.25, 3.0], ["0.50", "42.2", "3.00"]),
+    ],
+)
+def test_figures_of_a_column_have_as_many_digits_as_their_size_asks_for(column, told):
+    assert [aligned(value, column) for value in column] == told
+
+
+def test_the_table_tells_staleness_with_few_digits(tmp_path):
+    entries = tuple(
+        Entry(preset, 0, "", "done", "", staleness_mean=mean, staleness_p95=p95, staleness_max=most)
+        for preset, mean, p95, most in (("sync", 0.9959, 1.5, 2.0), ("free", 107.9, 204.1, 417.0))
+    )
+    found = Comparison(tmp_path, "c", "t", "", ("sync", "free"), 1, entries)
+    head, *rows = found.rows()
+    at = head.index("staleness mean")
+    assert [row[at : at + 3] for row in rows] == [("1.00", "1.50", "2"), ("108", "204", "417")]
 
 
 def test_what_cannot_be_is_left_out_on_demand(tmp_path):

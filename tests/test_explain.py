@@ -18,6 +18,8 @@ import pytest
 import tianji
 from tianji import explain, run
 from tianji.__main__ import main
+from tianji.advice import of_shares
+from tianji.config import load_config
 from tianji.history import History
 from tianji.plan import Choice
 from tianji.view import markdown, report, words
@@ -232,7 +234,7 @@ def test_the_advice_of_a_verdict_comes_before_its_own(local, tmp_path):
     }
     (folder / "result.json").write_text(json.dumps(result))
     found = explain.explain(folder)
-    assert found.advice == (explain.NOTHING,)
+    assert found.advice[0] == explain.NOTHING
     parsed, text = checked(found)
     assert "it was <too> slow" in parsed.text
     assert "it was \\<too\\> slow" in text
@@ -500,20 +502,19 @@ def test_what_is_no_run_and_what_cannot_be_written_are_refused(serial, tmp_path,
     ],
 )  # fmt: skip
 def test_what_to_change_follows_from_where_the_time_goes(time, words):
-    told = explain._of_shares(time, {"scale": {"actors": 4}}, cores=8, scaling={})
+    config = {"scale": {"actors": 4, "relax": "sync"}}
+    told = of_shares(time, config, cores=8, scaling={})
     assert any(words in text for text in told), told
 
 
 def test_fewer_actors_are_advised_only_where_fewer_would_do():
     time = {"actor": {"simulate": 0.3, "wait_buffer": 0.7}, "buffer": {"wait_actor": 1.0},
             "learner": {"update": 1.0}}  # fmt: skip
-    four, one = (
-        " ".join(explain._of_shares(time, {"scale": {"actors": N}}, 8, {})) for N in (4, 1)
-    )
+    four, one = (" ".join(of_shares(time, {"scale": {"actors": N}}, 8, {})) for N in (4, 1))
     assert "2 in place of 4" in four
     assert "in place of" not in one
     rebalanced = {"scale": {"actors": 4, "rebalance": True}}  # those that are not needed rest
-    assert "in place of" not in " ".join(explain._of_shares(time, rebalanced, 8, {}))
+    assert "in place of" not in " ".join(of_shares(time, rebalanced, 8, {}))
 
 
 @pytest.mark.parametrize(
@@ -531,7 +532,7 @@ def test_more_cores_are_advised_for_a_learner_only_where_they_were_measured(scal
     time = {"actor": {"simulate": 0.3, "wait_buffer": 0.7}, "buffer": {"wait_actor": 1.0},
             "learner": {"update": 1.0}}  # fmt: skip
     config = {"scale": {"actors": 1, "cores": 1}}
-    assert explain._of_shares(time, config, 8, scaling)[0].endswith(told)
+    assert of_shares(time, config, 8, scaling)[0].endswith(told)
 
 
 def test_a_run_that_is_cut_off_is_advised_by_its_plan(local, tmp_path):
@@ -542,6 +543,211 @@ def test_a_run_that_is_cut_off_is_advised_by_its_plan(local, tmp_path):
     reader = explain._Reader(folder, running=True)
     time = {"actor": {"wait_buffer": 0.9}, "buffer": {"wait_actor": 1.0}, "learner": {"update": 1}}
     assert "do not, by the plan's profile" in " ".join(reader._own_advice(time, {}))
+
+
+TRAIN_BOUND = {
+    "actor": {"simulate": 0.3, "wait_buffer": 0.7},
+    "buffer": {"serve": 0.05, "wait_learner": 0.95},
+    "learner": {"update": 0.94, "take": 0.06},
+}
+
+
+def with_result(folder, **changes):
+    """Its result.json, with other values of some keys."""
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_finished_run_that_no_other_spread_helps_is_advised_as_a_killed_one_is(local, tmp_path):
+    folder = copied(local, tmp_path)
+    bottleneck = {"kind": "train-bound", "text": "learner 100 % busy", "advice": []}
+    with_result(folder, time=TRAIN_BOUND, bottleneck=bottleneck, filtered=0)
+    found = explain.explain(folder)
+    first, second = found.advice
+    assert first == "No other spread of the roles is predicted to bring more than 5 %."
+    assert "The learner is the bottleneck: busy 100 %, of which update is 94 %" in second
+    assert "Fewer epochs" not in second, "one epoch cannot be fewer"
+    assert "arger minibatches (a lower algorithm.minibatches) make updates shorter" in second
+    assert "in place of" not in " ".join(found.advice), "the verdict has judged that"
+    parsed, text = checked(found)
+    assert second in parsed.text
+    assert "The learner is the bottleneck" in text
+    assert f"next: {second}" in markdown.summary(found)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told", "not_told"),
+    [
+        ({"epochs": 5, "minibatches": 4}, "Fewer epochs (algorithm.epochs) or larger minibatches",
+         "batch_size"),
+        ({"batch_size": 128, "new_steps": 4}, "Smaller batches (algorithm.batch_size) make updates "
+         "shorter, a larger algorithm.new_steps fewer of them; more actors would only wait",
+         "epochs"),
+        ({"gamma": 0.9}, "A smaller network (network.hidden) makes updates shorter", "epochs"),
+    ],
+    ids=["on-policy", "replay", "neither"],
+)  # fmt: skip
+def test_only_what_the_algorithm_has_is_advised_for_its_updates(algorithm, told, not_told):
+    config = {"algorithm": algorithm, "scale": {"actors": 1}}
+    serial = {"serial": {"actor/simulate": 0.2, "learner/update": 0.8}}
+    for shares, judged in ((TRAIN_BOUND, False), (TRAIN_BOUND, True), (serial, True)):
+        text = " ".join(of_shares(shares, config, 8, {}, judged))
+        assert told.split(";")[0] in text
+        assert not_told not in text
+    assert told in " ".join(of_shares(TRAIN_BOUND, config, 8, {}))
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "qmix", "a2c", "impala", "ppo"])
+def test_keys_that_are_advised_are_keys_of_the_config(name):
+    config = load_config(
+        {"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}, "stop": {"updates": 1}}
+    )
+    known = {row[0] for row in config.rows()}
+    (text,) = of_shares(TRAIN_BOUND, config.tree(), 8, {}, judged=True)
+    named = set(re.findall(r"(?:algorithm|network|scale)\.[a-z_]+", text))
+    assert named
+    assert named <= known, text
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        {"actor": {"simulate": 0.9, "wait_buffer": 0.1}, "buffer": {"wait_actor": 1.0},
+         "learner": {"update": 0.4, "wait_buffer": 0.6}},
+        {"actor": {"simulate": 0.5, "wait_buffer": 0.5}, "buffer": {"wait_actor": 1.0},
+         "learner": {"update": 0.5, "wait_buffer": 0.5}},
+        {"serial": {"actor/simulate": 0.4, "learner/update": 0.5, "run/other": 0.1}},
+        TRAIN_BOUND,
+    ],
+    ids=["actors", "turns", "serial", "learner"],
+)  # fmt: skip
+def test_after_a_verdict_no_other_spread_is_advised(time):
+    """It has just been said that none would bring more."""
+    config = {"algorithm": {"epochs": 4}, "scale": {"actors": 4, "relax": "sync"}}
+    scaling = {1: 100.0, 2: 100.0, 3: 150.0}
+    plain, judged = (" ".join(of_shares(time, config, 8, scaling, said)) for said in (False, True))
+    spread = ("More actors (", "in place of", "A preset with a lead", "scale.engine", "3 cores")
+    assert any(word in plain for word in spread)
+    assert not any(word in judged for word in spread), judged
+    assert len(judged) > 40
+
+
+def test_a_preset_with_a_lead_is_not_advised_to_a_run_that_has_one():
+    time = {"actor": {"simulate": 0.5, "wait_buffer": 0.5}, "buffer": {"wait_actor": 1.0},
+            "learner": {"update": 0.5, "wait_buffer": 0.5}}  # fmt: skip
+    (text,) = of_shares(time, {"scale": {"relax": "tianji"}}, 8, {})
+    assert "A larger relax.lead" in text
+    assert "preset" not in text
+    (text,) = of_shares(time, {"scale": {"relax": "tianji"}, "relax": {"lead": 0}}, 8, {})
+    assert "A preset with a lead" in text
+
+
+def planned_run(local, tmp_path, predicted, capacity, binding="learner", **changes):
+    """A copy of a run that made 1000 new steps/s, with a plan."""
+    folder = copied(local, tmp_path)
+    rates = {"produced": 1000.0, "received": 1000.0, "consumed": 1000.0}
+    measured = {"begin": 0.0, "seconds": 60.0, "updates": 200, "steps": 60_000}
+    with_result(folder, **{"steps_per_s": rates, "measured": measured, "filtered": 0,
+                           "time": TRAIN_BOUND} | changes)  # fmt: skip
+    plan = {"predicted": {"new": predicted}, "binding": binding, "capacity": capacity}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return folder
+
+
+AGAIN = "`tianji plan CONFIG --again` measures this machine anew."
+
+
+@pytest.mark.parametrize(
+    ("predicted", "capacity", "told", "not_told"),
+    [
+        (1500.0, {"actors": 3400.0, "learner": 1500.0, "channel": 1e6},
+         ["33 % slower than predicted", "The learner could do 1.0 k new steps/s without ever "
+          "waiting, where the plan took 1.5 k (-33 %)."], ["The actors could", "The buffer could"]),
+        (1500.0, {"actors": 9000.0, "learner": 1500.0, "channel": 1e6},
+         ["The learner could do"], ["The actors could"]),  # which made nothing slower
+        (700.0, {"actors": 3400.0, "learner": 700.0, "channel": 1e6},
+         ["43 % faster than predicted", "The learner could do 1.0 k new steps/s without ever "
+          "waiting, where the plan took 700 (+43 %)."], ["The actors could"]),
+        (700.0, {"actors": 700.0, "learner": 1100.0, "channel": 1e6},
+         ["The actors could do 3.3 k", "took 700 (+376 %)"], ["The learner could"]),
+        (1500.0, {"actors": 3500.0, "learner": 1100.0, "channel": 1.9e4},
+         ["No side explains it", "the actors -5 %, the learner -9 %, the buffer +5 %"],
+         ["could do 1"]),
+        (1500.0, {}, ["33 % slower than predicted"], ["could do", "No side"]),
+    ],
+    ids=["slower", "only who held it up", "faster", "actors faster", "nobody", "not known"],
+)  # fmt: skip
+def test_where_a_plan_was_off_it_is_said_which_side_was(
+    predicted, capacity, told, not_told, local, tmp_path
+):
+    found = explain.explain(planned_run(local, tmp_path, predicted, capacity))
+    text = " ".join(found.planned.deviation)
+    for words_ in (*told, AGAIN):
+        assert words_ in text
+    for words_ in not_told:
+        assert words_ not in text
+    assert found.tree()["plan"]["deviation"] == found.planned.deviation
+    parsed, page = checked(found)
+    assert text in parsed.text
+    assert "tianji plan CONFIG --again" in page
+    assert f"plan: {text}" in markdown.summary(found)
+
+
+def test_a_plan_that_was_about_right_is_not_commented_on(local, tmp_path):
+    capacity = {"actors": 10_000.0, "learner": 1140.0, "channel": 1e6}
+    found = explain.explain(planned_run(local, tmp_path, 1140.0, capacity))
+    assert found.planned.deviation == ()
+    assert "--again" not in checked(found)[1]
+
+
+def test_of_roles_in_turn_the_one_that_took_longer_is_named(local, tmp_path):
+    time = {"serial": {"actor/simulate": 0.2, "buffer/receive": 0.01, "learner/update": 0.79}}
+    capacity = {"actors": 5000.0, "learner": 2000.0, "channel": 1e5}  # 1408 new steps/s in turn
+    found = explain.explain(
+        planned_run(local, tmp_path, 1408.0, capacity, binding="turns", time=time)
+    )
+    text = " ".join(found.planned.deviation)
+    assert "The learner could do 1.3 k new steps/s without ever waiting" in text
+    assert "took 2.0 k (-37 %)" in text
+    assert "The actors" not in text
+
+
+def test_a_short_run_and_a_plan_from_a_look_are_said_where_it_was_off(local, tmp_path):
+    measured = {"begin": 0.0, "seconds": 0.7, "updates": 200, "steps": 700}
+    folder = planned_run(local, tmp_path, 1500.0, {}, measured=measured)
+    assert "Only 0.7 s of training" in " ".join(explain.explain(folder).planned.deviation)
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(plan | {"whole": False}))
+    assert "from a look of 2 s" in explain.explain(folder).planned.deviation[-1]
+
+
+def test_two_pages_are_never_written_into_one_file(serial, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for html, text in (("same.x", "./same.x"), (f"{serial.run_dir}/report.md", None)):
+        argv = ["explain", serial.run_dir, "--html", html, *(["--markdown", text] if text else [])]
+        before = Path(serial.run_dir, "report.md").read_bytes()
+        assert main(argv) == 2
+        said = capsys.readouterr().err
+        assert "--html and --markdown would both be" in said
+        assert "the second would overwrite the first. Give each a file of its own" in said
+        assert Path(serial.run_dir, "report.md").read_bytes() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_trace_of_one_host_is_said_beside_the_others(local, tmp_path):
+    folder = copied(local, tmp_path)
+    path = folder / "trace" / "actor-1.trace"
+    path.write_bytes(path.read_bytes()[:4200])
+    found = explain.explain(folder)
+    assert {track.host for track in found.tracks} == {"actor-0", "buffer", "learner"}
+    assert found.chain is not None
+    assert "actor-1" in found.tree()["missing"]["timeline"]
+    parsed, text = checked(found)
+    for page in (parsed.text, text):
+        assert "Of actor-1 nothing is shown" in page
+        assert "actor-1.trace is cut short" in page
+    assert "It is on the HTML page." in text
+    assert sum(a.get("class") == "tj-data" for _, a in parsed.tags) == 1
 
 
 def test_a_plan_that_cannot_be_read_is_said(local, tmp_path):
@@ -566,7 +772,7 @@ def test_the_page_is_shown_in_a_browser_on_demand(serial, tmp_path, monkeypatch,
 def test_actors_that_wait_for_a_server_are_not_too_many():
     time = {"actor": {"simulate": 0.2, "wait_server": 0.8}, "buffer": {"wait_actor": 1.0},
             "server": {"infer": 0.5, "wait_actor": 0.5}, "learner": {"update": 1.0}}  # fmt: skip
-    told = " ".join(explain._of_shares(time, {"scale": {"actors": 4}}, 8, {}))
+    told = " ".join(of_shares(time, {"scale": {"actors": 4}}, 8, {}))
     assert "learner is the bottleneck" in told
     assert "in place of" not in told
 

@@ -206,6 +206,89 @@ def test_a_trace_that_is_cut_short_is_refused_and_the_others_can_be_drawn(tmp_pa
     assert len(trace.read(tmp_path)) == 1
 
 
+def header_with(**changes):
+    """A change to a file: its header says something else."""
+
+    def change(data):
+        about = json.loads(data[: trace.HEADER]) | changes
+        return json.dumps(about).encode().ljust(trace.HEADER) + data[trace.HEADER :]
+
+    return change
+
+
+def swapped(data):
+    """Two events in the wrong order."""
+    size, at = trace.EVENT.itemsize, trace.HEADER
+    return (
+        data[:at] + data[at + size : at + 2 * size] + data[at : at + size] + data[at + 2 * size :]
+    )
+
+
+BROKEN = {
+    "cut short": (lambda data: data[:-1], "is cut short"),
+    "a header of nonsense": (lambda data: b"\xff" * 900 + data[900:], "do not say what it holds"),
+    "half a header": (lambda data: data[:100], "do not say what it holds"),
+    "a header without its keys": (header_with(keys=None), "do not say what it holds"),
+    "no room": (header_with(room=0), "do not say what it holds"),
+    "keys without names": (header_with(keys=[]), "not in order"),
+    "events in disorder": (swapped, "not in order"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), BROKEN.values(), ids=BROKEN)
+def test_one_broken_trace_is_named_and_the_others_are_drawn(change, words, tmp_path, capsys):
+    ring(tmp_path).write(0.0, ["a/x", "a/y", "a/x"], [1.0, 2.0, 3.0])
+    ring(tmp_path, "buffer").write(0.0, ["b/x", "b/y", "b/x"], [1.0, 2.0, 3.0])
+    path = trace.path_of(tmp_path, "buffer")
+    path.write_bytes(change(path.read_bytes()))
+    tracks, broken = trace.salvage(tmp_path)
+    assert [track.host for track in tracks] == ["actor-0"]
+    assert list(broken) == ["buffer"]
+    for part in (str(path), words, "nothing of it can be drawn. Restore it from a copy, or del"):
+        assert part in broken["buffer"]
+    with pytest.raises(Refusal, match=r"buffer\.trace"):
+        trace.read(tmp_path)
+    assert main(["trace", str(tmp_path), "--json"]) == 0
+    said = capsys.readouterr()
+    assert words in said.err
+    about = json.loads(said.out)
+    assert [host["host"] for host in about["hosts"]] == ["actor-0"]
+    assert about["broken"] == broken
+    assert (tmp_path / "trace.html").exists()
+    trace.path_of(tmp_path, "actor-0").unlink()
+    (tmp_path / "trace.html").unlink()
+    assert main(["trace", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "trace.html").exists()
+
+
+def test_a_trace_that_cannot_be_opened_is_named_like_one_that_is_broken(tmp_path):
+    ring(tmp_path).write(0.0, ["a/x"], [1.0])
+    trace.path_of(tmp_path, "buffer").mkdir()
+    tracks, broken = trace.salvage(tmp_path)
+    assert len(tracks) == 1
+    assert "buffer.trace cannot be read (Is a directory)" in broken["buffer"]
+
+
+def test_a_trace_of_another_version_is_refused_beside_whole_ones(tmp_path, capsys):
+    ring(tmp_path).write(0.0, ["a/x"], [1.0])
+    ring(tmp_path, "buffer").write(0.0, ["a/x"], [1.0])
+    path = trace.path_of(tmp_path, "buffer")
+    path.write_bytes(header_with(format="tianji trace 9")(path.read_bytes()))
+    assert main(["trace", str(tmp_path)]) == 2
+    assert "use the version that wrote it" in capsys.readouterr().err
+
+
+def test_the_page_and_the_events_are_never_written_into_one_file(tmp_path, capsys, monkeypatch):
+    ring(tmp_path).write(0.0, ["a/x"], [1.0])
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for argv in (["--html", "same", "--perfetto", "./same"], ["--html", "./trace.json"]):
+        assert main(["trace", ".", *argv]) == 2
+        assert "--html and --perfetto would both be" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
 class Ticking:
     """A clock that goes on by a little more each time."""
 

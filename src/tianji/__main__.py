@@ -201,8 +201,8 @@ def parser() -> argparse.ArgumentParser:
         "train with several presets, one after the other, and show them side by side",
         "examples:\n"
         "  tianji compare ppo_cartpole scale.actors=2 --presets sync,periodic,tianji\n"
-        "  tianji compare dqn_cartpole scale.actors=2 --presets sync,tianji,apex --seeds 3\n\n"
-        + EXITS,
+        "  tianji compare dqn_cartpole scale.actors=2 algorithm.warmup=2048 --presets "
+        "sync,tianji,apex --seeds 3\n\n" + EXITS,
     )
     compare.add_argument("config", metavar="CONFIG", help="a TOML file, or a shipped one's name")
     compare.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
@@ -363,6 +363,9 @@ def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int
 def _told(result: Result) -> list[str]:
     from tianji.view.status import human
 
+    explain = _module("explain")
+    folder = Path(result.run_dir)
+
     mean = "no episode has ended"
     if result.return_mean is not None:
         last = min(result.episodes, 100)
@@ -379,15 +382,23 @@ def _told(result: Result) -> list[str]:
     ]
     if result.win_rate is not None:
         lines.insert(2, f"  won         {result.win_rate:.0%} of them")
+    if predicted := explain.predicted_speed(folder):
+        received = result.steps_per_s["received"]
+        measured = explain.new_speed(received, result.filtered, result.steps)
+        error = f" (error {predicted / measured - 1:+.0%})".replace("%", " %") if measured else ""
+        lines.insert(-1, f"  plan        {human(predicted)} new steps/s predicted, "
+                         f"{human(measured)} measured{error}")  # fmt: skip
     if result.verdict:
         lines.insert(-1, f"  bottleneck  {result.verdict}")
     if result.filtered:
         lines.insert(-1, f"  filtered    {human(result.filtered)} steps, too stale to be consumed")
+    if explain.has_report(folder):
+        lines.append(f"  report      {folder / explain.REPORT_HTML}")
     if result.resumed:
         lines.append(f"  resumed     {result.resumed}")
     lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in result.notes.items()]
     run = shlex.quote(result.run_dir)
-    if not Path(result.run_dir, "checkpoints", "latest").exists():
+    if not (folder / "checkpoints" / "latest").exists():
         lines.append("nothing was saved: there is no checkpoint to go on from")
     elif result.status == "done":
         lines.append(f"next: tianji eval {run}")
@@ -540,6 +551,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     run = Path(arguments.run)
     html = arguments.html or run / explain.REPORT_HTML
     markdown = arguments.markdown or run / explain.REPORT_MARKDOWN
+    _refuse_one_file(html, markdown, "--markdown")
     try:
         found = explain.write(run, html, markdown)
     except OSError as error:
@@ -556,6 +568,16 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.open:
         _show_page(html)
     return 0
+
+
+def _refuse_one_file(html: Path, other: Path, option: str) -> None:
+    from tianji.errors import Refusal
+
+    if html.resolve() == other.resolve():
+        raise Refusal(
+            f"--html and {option} would both be {html}, so that the second would overwrite the "
+            f"first. Give each a file of its own."
+        )
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -631,9 +653,12 @@ def _trace(arguments: argparse.Namespace) -> int:
     from tianji.errors import Refusal
 
     run = _module("folder").find_run(arguments.run)
-    tracks = _module("trace").read(run)
     html = arguments.html or run / "trace.html"
     perfetto = arguments.perfetto or run / "trace.json"
+    _refuse_one_file(html, perfetto, "--perfetto")
+    tracks, broken = _module("trace").salvage(run)
+    for why in broken.values():
+        print(f"left out: {why}", file=sys.stderr)
     title = f"{run.resolve().name}"
     try:
         html.write_text(_module("view.timeline").page(tracks, title), encoding="utf-8")
@@ -654,7 +679,8 @@ def _trace(arguments: argparse.Namespace) -> int:
         for track in tracks
     ]
     if arguments.json:
-        print(json.dumps({"html": str(html), "perfetto": str(perfetto), "hosts": rows}))
+        about = {"html": str(html), "perfetto": str(perfetto), "hosts": rows, "broken": broken}
+        print(json.dumps(about))
     else:
         wide = max(len(track.host) for track in tracks)
         for row in rows:

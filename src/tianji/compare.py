@@ -16,6 +16,7 @@ from tianji.build import topologies
 from tianji.config import Config, load_config
 from tianji.critical import waits_for
 from tianji.errors import Failure, Refusal, nearest
+from tianji.explain import new_speed
 from tianji.folder import run_folder
 from tianji.history import History
 from tianji.relax import PRESETS, Sizes
@@ -176,7 +177,16 @@ class Comparison:
             return human(value)
         if figure in ("freshness", "idle_actor", "idle_learner"):
             return f"{100 * value:.0f} %"
-        return number(value) if figure == "return_mean" else f"{value:.4g}"
+        if figure == "return_mean":
+            return number(value)
+        column = (self.median(other, figure) for other in self.presets)
+        return aligned(value, [other for other in column if other is not None])
+
+    def told_left_out(self) -> list[str]:
+        return [
+            f"{', '.join(presets)} {'was' if len(presets) == 1 else 'were'} left out: {why}"
+            for presets, why in _alike(self.left_out)
+        ]
 
     def told(self) -> list[str]:
         rows = self.rows()
@@ -188,7 +198,7 @@ class Comparison:
             ).rstrip()
             for row in rows
         ]
-        lines += [f"{preset} was left out: {why}" for preset, why in self.left_out.items()]
+        lines += self.told_left_out()
         lines += [
             f"{entry.preset}, seed {entry.seed}, {entry.status}: {entry.reason}"
             for entry in self.entries
@@ -197,6 +207,25 @@ class Comparison:
         if self.seeds > 1:
             lines.append(f"medians over the runs of {self.seeds} seeds")
         return [*lines, f"the page is {self.html}"]
+
+
+def aligned(value: float, column: Sequence[float]) -> str:
+    """With two digits behind the point below 10, one below 100, none above, and none where all of
+    the column are whole; alike in a column, but for those below a tenth of its largest."""
+    if all(other == round(other) for other in column if math.isfinite(other)):
+        return f"{value:.0f}"
+    largest = max(abs(other) for other in column if math.isfinite(other))
+    of = largest if value == 0 or abs(value) >= largest / 10 else abs(value)
+    digits = 2 if of < 9.995 else 1 if of < 99.95 else 0
+    return f"{value:.{digits}f}"
+
+
+def _alike(reasons: Mapping[str, str]) -> list[tuple[list[str], str]]:
+    """Presets and what is wrong with them, those with one reason together."""
+    presets: dict[str, list[str]] = {}
+    for preset, why in reasons.items():
+        presets.setdefault(why, []).append(preset)
+    return [(names, why) for why, names in presets.items()]
 
 
 def compare(
@@ -232,9 +261,15 @@ def compare(
         entries=(),
         left_out=left_out,
     )
-    for preset, why in left_out.items():
-        say(f"{preset} is left out: {why}")
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise Refusal(
+            f"the folder of the comparison {folder} cannot be made ({error.strerror}), so nothing "
+            f"could be kept. Choose another place with --runs."
+        ) from error
+    for line in comparison.told_left_out():
+        say(line)
     # Seeds outermost: what changes on the machine meanwhile concerns all presets.
     every = [(preset, first.seed + at) for at in range(seeds) for preset in configs]
     with warm():
@@ -288,7 +323,8 @@ def _configs(
         else:
             found[preset] = resolved
     if wrong and (not skip or not found):
-        told = " ".join(f"{preset} cannot be compared: {why}" for preset, why in wrong.items())
+        told = " ".join(f"{', '.join(names)} cannot be compared: {why}"
+                        for names, why in _alike(wrong))  # fmt: skip
         remedy = "" if not found else " Or leave such presets out with --skip."
         raise Refusal(f"{told}{remedy}")
     return found, wrong
@@ -380,7 +416,6 @@ def _entry(preset: str, config: Config, result: Result) -> Entry:
     staleness = result.staleness or {}
     begin = result.measured["begin"]
     reached = bool(_target(config)) and result.stop_reason == _target(config)
-    kept = 1.0 - result.filtered / result.steps if result.steps else 1.0
     return Entry(
         preset=preset,
         seed=config.seed,
@@ -390,7 +425,7 @@ def _entry(preset: str, config: Config, result: Result) -> Entry:
         begin=begin,
         start_s=result.start_s,
         target_s=result.stop_s - begin if reached and result.stop_s is not None else None,
-        new=result.steps_per_s["received"] * kept,
+        new=new_speed(result.steps_per_s["received"], result.filtered, result.steps),
         produced=result.steps_per_s["produced"],
         consumed=result.steps_per_s["consumed"],
         staleness_mean=staleness.get("mean"),

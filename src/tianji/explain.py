@@ -7,21 +7,26 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tianji import trace
-from tianji.critical import Chain, Cycle, chain, cycle, waiting, waits_for
+from tianji.advice import number_of, of_shares
+from tianji.critical import Chain, Cycle, chain, cycle, waiting
 from tianji.errors import Refusal
-from tianji.flow import GAIN
 from tianji.folder import FAULTS, PLAN, STALENESS, find_run, read_json
 from tianji.history import History
 from tianji.trace import Track
-from tianji.verdict import scaling_of
+from tianji.verdict import busy, by_role, scaling_of
+from tianji.view.status import human
 
 REPORT_HTML, REPORT_MARKDOWN = "report.html", "report.md"
-NOTHING = "No change that the model knows would bring more than 5 %."
+NOTHING = "No other spread of the roles is predicted to bring more than 5 %."
+OFF = 0.15
+"""error of a prediction from which it is looked into"""
+SHORT = 10.0
+"""seconds of training below which how a run begins weighs much in its rates"""
 FLOWS = ("produced", "received", "consumed")
 MOST_FAULTS = 50
 """faults that are told one by one"""
@@ -48,6 +53,14 @@ class Planned:
     choice: Mapping[str, Any]
     binding: str
     rates: tuple[Compared, ...]
+    deviation: tuple[str, ...] = ()
+    """where it is off by more than 15 %: which side is not as fast as was measured, and what to do;
+    sentences"""
+
+    @property
+    def new(self) -> Compared | None:
+        """New steps per second, which a plan is made for."""
+        return next((rate for rate in self.rates if rate.name == "new"), None)
 
 
 @dataclass(frozen=True)
@@ -143,6 +156,15 @@ def write(
     return found
 
 
+def has_report(run: Path) -> bool:
+    """Is there a page of the run as it ended, not of an earlier process alone?"""
+    try:
+        made, ended = ((run / name).stat().st_mtime_ns for name in (REPORT_HTML, "result.json"))
+    except OSError:
+        return False
+    return made >= ended
+
+
 class _Reader:
     """The parts of an explanation, each from the files that have it."""
 
@@ -166,7 +188,7 @@ class _Reader:
         time, seconds = self._time()
         faults = self._faults()
         updates = self._measured("updates", counts["updates"] or 0)
-        groups = _of(self._config, "scale", "groups", 1)
+        groups = number_of(self._config, "groups")
         around = cycle(time, seconds, updates / groups)
         if around is None:
             self._missing["critical path"] = (
@@ -175,7 +197,7 @@ class _Reader:
                 else "it needs an account of the time, and there is none."
             )
         tracks = self._tracks()
-        verdict, advice = self._verdict()
+        verdict, advice = self._verdict(time, counts)
         return Explained(
             run=self._folder,
             status=status,
@@ -190,11 +212,11 @@ class _Reader:
             histogram=self._histogram(),
             freshness=self._history.mean("staleness/freshness"),
             history=self._history,
-            planned=self._planned(rates, counts),
+            planned=self._planned(rates, counts, time, seconds),
             cycle=around,
             chain=chain(tracks),
             verdict=verdict,
-            advice=advice or self._own_advice(time, counts),
+            advice=advice,
             faults=faults,
             notes=self._result.get("notes", {}),
             changes=tuple((self._result.get("rebalance") or {}).get("changes", ())),
@@ -353,7 +375,11 @@ class _Reader:
         return found
 
     def _planned(
-        self, rates: Mapping[str, float], counts: Mapping[str, float | None]
+        self,
+        rates: Mapping[str, float],
+        counts: Mapping[str, float | None],
+        time: Mapping[str, Mapping[str, float]],
+        seconds: float,
     ) -> Planned | None:
         plan = read_json(self._folder / PLAN)
         predicted = None if plan is None else plan.get("predicted")
@@ -369,9 +395,9 @@ class _Reader:
         measured = dict(rates)
         if "received" in rates:
             steps, filtered = counts.get("steps") or 0, counts.get("filtered") or 0
-            measured["new"] = rates["received"] * (1 - filtered / steps if steps else 1.0)
+            measured["new"] = new_speed(rates["received"], filtered, steps)
         choice = plan.get("choice")
-        return Planned(
+        found = Planned(
             choice=choice if isinstance(choice, Mapping) else {},
             binding=str(plan.get("binding", "")),
             rates=tuple(
@@ -380,22 +406,49 @@ class _Reader:
                 if isinstance(rate, int | float)
             ),
         )
+        if found.new is None or found.new.error is None or abs(found.new.error) <= OFF:
+            return found
+        capacity = plan.get("capacity")
+        told = _deviation(
+            found.new,
+            found.binding,
+            capacity if isinstance(capacity, Mapping) else {},
+            _could(time, measured),
+        )
+        if seconds < SHORT:
+            told.append(
+                f"Only {seconds:.1f} s of training were measured, of which the beginning is a "
+                f"large part."
+            )
+        looked = " (the plan came from a look of 2 s)" * (plan.get("whole") is False)
+        told.append(f"`tianji plan CONFIG --again` measures this machine anew{looked}.")
+        return replace(found, deviation=tuple(told))
 
     def _tracks(self) -> Sequence[Track]:
         try:
-            return trace.read(self._folder)
+            tracks, broken = trace.salvage(self._folder)
         except Refusal as error:
             self._missing["timeline"] = str(error)
             return ()
+        if broken:
+            self._missing["timeline"] = (
+                f"of {', '.join(broken)} nothing is shown, and the longest chain is followed "
+                f"without. {' '.join(broken.values())}"
+            )
+        return tracks
 
-    def _verdict(self) -> tuple[str, tuple[str, ...]]:
-        if not self._whole:
-            return "", ()
-        bottleneck = self._result.get("bottleneck")
+    def _verdict(
+        self, time: Mapping[str, Mapping[str, float]], counts: Mapping[str, float | None]
+    ) -> tuple[str, tuple[str, ...]]:
+        """And what to change: as the verdict says; where that is nothing, as the shares say."""
+        bottleneck = self._result.get("bottleneck") if self._whole else None
         if not bottleneck:
-            return str(self._result.get("verdict", "")), ()
+            told = str(self._result.get("verdict", "")) if self._whole else ""
+            return told, self._own_advice(time, counts)
         advice = tuple(_sentence(text) for text in bottleneck["advice"])
-        return f"{bottleneck['kind']}: {bottleneck['text']}", advice or (NOTHING,)
+        return f"{bottleneck['kind']}: {bottleneck['text']}", advice or (
+            NOTHING, *self._own_advice(time, counts, judged=True)
+        )  # fmt: skip
 
     def _faults(self) -> tuple[Mapping[str, Any], ...]:
         try:
@@ -411,11 +464,14 @@ class _Reader:
         return tuple(found)
 
     def _own_advice(
-        self, time: Mapping[str, Mapping[str, float]], counts: Mapping[str, float | None]
-    ) -> tuple[str, ...]:  # fmt: skip
+        self,
+        time: Mapping[str, Mapping[str, float]],
+        counts: Mapping[str, float | None],
+        judged: bool = False,
+    ) -> tuple[str, ...]:
         cores = self._manifest.get("machine", {}).get("cores")
         plan = read_json(self._folder / PLAN)
-        advice = [*_of_shares(time, self._config, cores, scaling_of(plan))]
+        advice = [*of_shares(time, self._config, cores, scaling_of(plan), judged)]
         filtered, steps = counts.get("filtered") or 0, counts.get("steps") or 0
         if steps and filtered / steps > 0.01:
             advice.append(
@@ -425,115 +481,71 @@ class _Reader:
         return tuple(text.replace("%", " %") for text in advice)
 
 
-def _of_shares(
-    time: Mapping[str, Mapping[str, float]],
-    config: Mapping[str, Any],
-    cores: int | None,
-    scaling: Mapping[int, float],
-) -> list[str]:
-    """What the shares of time say about where to look; every number in it is one of theirs, or a
-    bound that follows from them. `scaling`: updates per second of a learner by its cores, where a
-    plan has measured them."""
+def new_speed(received: float, filtered: float, steps: float) -> float:
+    """Steps per second that could be consumed, of those received."""
+    return received * (1.0 - filtered / steps) if steps else received
+
+
+def predicted_speed(run: Path) -> float | None:
+    """New steps per second that the plan of a run predicts; None where it follows none."""
+    predicted = (read_json(run / PLAN) or {}).get("predicted")
+    speed = predicted.get("new") if isinstance(predicted, Mapping) else None
+    return float(speed) if isinstance(speed, int | float) and speed > 0 else None
+
+
+SIDES = {"actors": "actor", "learner": "learner", "channel": "buffer"}
+"""of a plan, and the roles that they are"""
+NAMES = {"actors": "the actors", "learner": "the learner", "channel": "the buffer"}
+
+
+def _could(time: Mapping[str, Mapping[str, float]], rates: Mapping[str, float]) -> dict[str, float]:
+    """New steps per second that each side of a plan could have done if it never waited."""
     alone = next((time[host] for host in ("serial", "worker") if host in time), None)
-    if alone is not None:
-        return _of_one_host(alone, "serial" in time, cores)
-    if "actor" not in time or "learner" not in time:
-        return []
-    busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items()}
-    actors, learner = busy["actor"], busy["learner"]
-    count = _of(config, "scale", "actors", 1)
-    groups = _of(config, "scale", "groups", 1)
-    used = groups * count
-    learners = groups * _of(config, "scale", "learners", 1)
-    free = None if cores is None else (cores - used) // learners
-    most = max((kind for kind in time["learner"] if not waits_for(kind)), default="",
-               key=lambda kind: time["learner"][kind])  # fmt: skip
-    if busy.get("server", 0.0) > max(actors, learner):
-        return [
-            f"The inference server is busiest ({busy['server']:.0%}); actors wait for it "
-            f'{time["actor"].get("wait_server", 0.0):.0%} of their time. relax.infer = "actor" '
-            f"lets each choose its own actions; fewer, larger asks (scale.envs_per_actor) help too."
-        ]
-    if busy.get("buffer", 0.0) > max(actors, learner, 0.85):
-        return [
-            f"The buffer is busiest ({busy['buffer']:.0%}). Longer rollouts "
-            f"(scale.rollout_length) or more envs for each actor make fewer pieces to receive; "
-            f"more groups (scale.groups) give it less to do."
-        ]
-    if min(actors, learner) >= 0.85:
-        return [
-            f"Actors ({actors:.0%} busy) and learner ({learner:.0%} busy) hardly wait: it is "
-            f"balanced. More cores for both, or cheaper work, are what is left."
-        ]
-    if actors + learner <= 1.1 and max(actors, learner) < 0.85:
-        gain = (actors + learner) / max(actors, learner)
-        return [
-            f"Acting ({actors:.0%}) and learning ({learner:.0%}) take turns rather than overlap. "
-            f"A preset with a lead, such as one_step or tianji, lets them: at most "
-            f"{gain:.2f} times as fast, as the longer of the two remains."
-        ]
-    if learner >= actors:
-        advice = [
-            f"The learner is the bottleneck: busy {learner:.0%}, of which {most} is "
-            f"{time['learner'].get(most, 0.0):.0%} of its time. Fewer epochs or larger minibatches "
-            f"make updates shorter; more actors would only wait. "
-            f"{_of_cores(scaling, _of(config, 'scale', 'cores', 1), free)}"
-        ]
-        idle = sum(time["actor"].get(f"wait_{whom}", 0.0) for whom in ("buffer", "learner"))
-        enough = max(1, math.ceil(count * (1.0 - idle) / 0.9))
-        rest = config.get("scale", {}).get("rebalance") is True  # those that are not needed do
-        if enough < count and not rest:
-            advice.append(
-                f"Actors wait {idle:.0%} of their time for it: {enough} in place of {count} could "
-                f"make the same number of steps."
-            )
-        return advice
-    room = actors / learner if learner > 0 else math.inf
-    spare = "" if cores is None else f"; {used} actors run on a machine with {cores} cores"
-    return [
-        f"The actors are the bottleneck: busy {actors:.0%}, while the learner waits "
-        f"{1 - learner:.0%}. It could take up to {room:.1f} times as many steps before it is the "
-        f"limit. More actors (scale.actors), or more envs for each (scale.envs_per_actor){spare}."
+    if alone is None:
+        shares = {role: busy(role, time[role]) for role in SIDES.values() if role in time}
+    else:
+        shares = {role: sum(kinds.values()) - waiting(kinds)
+                  for role, kinds in by_role(alone).items()}  # fmt: skip
+    found = {}
+    for side, role in SIDES.items():
+        rate = rates.get("produced" if side == "actors" else "new")
+        if rate and (share := shares.get(role)):
+            found[side] = rate / share
+    return found
+
+
+def _deviation(
+    new: Compared, binding: str, capacity: Mapping[str, Any], could: Mapping[str, float]
+) -> list[str]:
+    """Which sides are why a plan was off, by more than 15 % each."""
+    assert new.measured
+    change = new.measured / new.predicted - 1.0
+    told = [f"The run was {abs(change):.0%} {'slower' if change < 0 else 'faster'} than predicted."]
+    planned = {side: float(rate) for side in could
+               if isinstance(rate := capacity.get(side), int | float) and rate > 0}  # fmt: skip
+    off = {side: could[side] / rate - 1.0 for side, rate in planned.items()}
+    took = {side: 1.0 / could[side] - 1.0 / rate for side, rate in planned.items()}
+    """seconds that each took longer for a step"""
+    if binding == "turns":  # they add up
+        whole = 1.0 / new.measured - 1.0 / new.predicted
+        why = [side for side in planned if took[side] / whole > 0.25]
+    elif change < 0:  # what kept it from being as fast as it should have been
+        why = [side for side in planned if could[side] < new.predicted]
+    else:  # what would have kept it, as slow as the plan took it to be
+        why = [side for side, rate in planned.items() if rate < new.measured]
+    why = [side for side in why if off[side] * change > 0 and abs(off[side]) > OFF]
+    told += [
+        f"{NAMES[side].capitalize()} could do {human(could[side])} new steps/s without ever "
+        f"waiting, where the plan took {human(planned[side])} ({off[side]:+.0%})."
+        for side in sorted(why, key=lambda side: -abs(took[side]))
     ]
-
-
-def _of_cores(scaling: Mapping[int, float], now: int, free: int | None) -> str:
-    """What more cores would do for a learner, of those that are free for each."""
-    more = {cores: rate for cores, rate in scaling.items() if cores > now}
-    if now not in scaling or not more:
-        return "`tianji profile` tells whether more cores (scale.cores) do."
-    there = {cores: rate for cores, rate in more.items() if free is None or cores <= free}
-    if max(more.values()) < (1.0 + GAIN) * scaling[now]:
-        return "More cores (scale.cores) do not, by the plan's profile."
-    if max(there.values(), default=0.0) < (1.0 + GAIN) * scaling[now]:
-        return "More cores (scale.cores) would, and actors have those that it needs."
-    enough = max(there.values()) / (1.0 + GAIN)
-    few = min(cores for cores, rate in there.items() if rate >= enough)
-    return (
-        f"By the plan's profile, {few} cores (scale.cores) make {there[few] / scaling[now]:.2f} "
-        f"times as many updates."
-    )
-
-
-def _of_one_host(shares: Mapping[str, float], serial: bool, cores: int | None) -> list[str]:
-    acting = sum(s for key, s in shares.items() if key.startswith("actor/") and not waits_for(key))
-    learning = sum(
-        s for key, s in shares.items() if key.startswith("learner/") and not waits_for(key)
-    )
-    if acting + learning <= 0:
-        return []
-    longer = "learning" if learning >= acting else "acting"
-    advice = [
-        f"One process does all in turn: acting takes {acting:.0%} of its time and learning "
-        f"{learning:.0%}, so cheaper {longer} helps most."
-    ]
-    gain = 1.0 / max(acting, learning)
-    if serial and gain > 1.05 and (cores is None or cores > 1):
-        advice.append(
-            f'With scale.engine = "local" acting and learning overlap: at most {gain:.2f} times as '
-            f"fast, less what moving data between processes takes."
+    if planned and not why:
+        each = ", ".join(f"{NAMES[side]} {share:+.0%}" for side, share in off.items())
+        told.append(
+            f"No side explains it (what each could do without ever waiting, against the plan: "
+            f"{each}): time went by between them, which the plan does not know."
         )
-    return advice
+    return [text.replace("%", " %") for text in told]
 
 
 def _by_host(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -566,11 +578,6 @@ def _whole(kinds: Mapping[str, float]) -> dict[str, float]:
         return {kind: share / total for kind, share in kinds.items()}
     rest = 1.0 - total
     return dict(kinds) | ({"other": kinds.get("other", 0.0) + rest} if rest > 1e-9 else {})
-
-
-def _of(config: Mapping[str, Any], section: str, key: str, otherwise: int) -> int:
-    value = config.get(section, {}).get(key, otherwise)
-    return value if isinstance(value, int) else otherwise
 
 
 def _toml(path: Path) -> dict[str, Any]:

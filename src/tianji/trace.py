@@ -190,12 +190,29 @@ def _write_all(fd: int, data: bytes, at: int) -> None:
 
 def _header(data: bytes) -> dict[str, Any] | None:
     """What a file says of itself; None where it is no trace."""
+    found = _object(data)
+    whole = found.get("format") == FORMAT and all(
+        isinstance(found.get(name), kind) for name, kind in SAID.items()
+    )
+    return found if whole and found["room"] > 0 and found["written"] >= 0 else None
+
+
+SAID = {"room": int, "written": int, "first": int | float, "last": int | float, "keys": list}
+"""by a header, and of which kinds"""
+
+
+def _is_other(data: bytes) -> bool:
+    """Is it of another format, and so perhaps whole?"""
+    return bool(_object(data).get("format", FORMAT) != FORMAT)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """Empty where there is none."""
     try:
         found = json.loads(data)
     except ValueError:
-        return None
-    known = isinstance(found, dict) and found.get("format") == FORMAT
-    return found if known else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def path_of(run: Path, host: str) -> Path:
@@ -211,15 +228,36 @@ def clear(run: Path) -> None:
 
 def read(run: Path) -> list[Track]:
     """The tracks of a run's hosts, as far as their rings reach back; also while it goes on."""
+    tracks, broken = salvage(run)
+    for why in broken.values():
+        raise Refusal(why)
+    return tracks
+
+
+def salvage(run: Path) -> tuple[list[Track], dict[str, str]]:
+    """The tracks that can be read, and for each host whose file cannot, what is wrong with it.
+    Refused where there is none, and where the run's trace is of another version."""
     folder = find_run(run)
-    found = {}
-    for path in (folder / TRACE).glob("*.trace"):
-        data = path.read_bytes()
-        if data[:HEADER].strip(b"\0"):  # else it was killed while it wrote the first events
-            ring = _events(path, data)
-            if len(ring[-1]):
-                found[path.stem] = ring
+    found, broken = {}, {}
+    for path in sorted((folder / TRACE).glob("*.trace")):
+        try:
+            data = path.read_bytes()
+            if data[:HEADER].strip(b"\0"):  # else it was killed while it wrote the first events
+                ring = _events(path, data)
+                if len(ring[-1]):
+                    found[path.stem] = ring
+        except FileNotFoundError:  # a new trace is begun meanwhile
+            continue
+        except OSError as error:
+            broken[path.stem] = (
+                f"{path} cannot be read ({error.strerror}), so nothing of it can be drawn. Make it "
+                f"readable, or delete it."
+            )
+        except _Broken as error:
+            broken[path.stem] = str(error)
     if not found:
+        if broken:
+            raise Refusal(" ".join(broken.values()))
         raise Refusal(
             f"there is no trace in {folder}, so that there is nothing to draw. A run keeps one "
             f"from its first quarter of a second on; one of tianji 0.4 or older does not: train "
@@ -232,24 +270,26 @@ def read(run: Path) -> list[Track]:
         used, key = np.unique(events["key"], return_inverse=True)
         names = tuple(keys[i] for i in used)
         tracks.append(Track(host, names, key.astype(np.int16), begin - zero, events["end"] - zero))
-    return tracks
+    return tracks, broken
+
+
+class _Broken(Exception):
+    """One host's file cannot be read; the others may."""
+
+
+REMEDY = "Restore it from a copy, or delete it."
 
 
 def _events(path: Path, data: bytes) -> tuple[float, list[str], Array, Array]:
     """When the first one began, the names of keys, when each one that is left began, and these."""
-    header = _header(data[:HEADER])
-    if header is None:
-        raise Refusal(
-            f"{path} is no trace, or one of another version of tianji, so it cannot be drawn. "
-            f"Delete it, or use the version that wrote it."
-        )
+    header = _checked(path, data[:HEADER])
     whole = data[HEADER : len(data) - (len(data) - HEADER) % EVENT.itemsize]
     stored, written, room = np.frombuffer(whole, EVENT), header["written"], header["room"]
     count = min(written, room)
     if len(stored) < count:
-        raise Refusal(
+        raise _Broken(
             f"{path} is cut short: {len(stored)} of its {count} events are there, so nothing of it "
-            f"can be drawn. Restore it from a copy, or delete it: the others are drawn without it."
+            f"can be drawn. {REMEDY}"
         )
     events = stored[np.arange(written - count, written) % room]
     if not count:
@@ -259,9 +299,32 @@ def _events(path: Path, data: bytes) -> tuple[float, list[str], Array, Array]:
     events["end"][-1] = min(events["end"][-1], header["last"])
     (later,) = np.nonzero(events["end"] > header["last"])
     events = events[later[-1] + 1 if len(later) else 0 :]
+    ends, keys = events["end"], events["key"]
+    in_order = np.isfinite(ends).all() and (ends[1:] >= ends[:-1]).all()
+    if not in_order or not ((keys >= GAP) & (keys < len(header["keys"]))).all():
+        raise _Broken(
+            f"{path} is damaged: its events are not in order, so nothing of it can be drawn. "
+            f"{REMEDY}"
+        )
     begin, events = events["end"][:-1], events[1:]
     known = events["key"] != GAP
     return header["first"], header["keys"], begin[known], events[known]
+
+
+def _checked(path: Path, data: bytes) -> dict[str, Any]:
+    """What a file says of itself."""
+    header = _header(data)
+    if header is None:
+        if _is_other(data):
+            raise Refusal(
+                f"{path} is no trace, or one of another version of tianji, so it cannot be drawn. "
+                f"Delete it, or use the version that wrote it."
+            )
+        raise _Broken(
+            f"{path} is damaged: its first {HEADER} bytes do not say what it holds, so nothing of "
+            f"it can be drawn. {REMEDY}"
+        )
+    return header
 
 
 def _place(host: str) -> tuple[str, int, int]:

@@ -30,10 +30,7 @@ def markdown(run: Explained) -> str:
             run.changes
             and _rows(words.CHANGED, [words.change_row(change) for change in run.changes]),
         ),
-        (
-            "Timeline",
-            [_plain(words.sentence(run.missing.get("timeline", "it is on the HTML page.")))],
-        ),
+        ("Timeline", _timeline_lines(run)),
         ("What ran", _rows(("", ""), list(run.about.items()))),
     ):
         if inside:
@@ -47,6 +44,8 @@ def summary(run: Explained) -> list[str]:
     lines += [f"  {name:<26} {text}" for name, text in words.facts(run)]
     if run.verdict:
         lines.append(f"  {'bottleneck':<26} {run.verdict}")
+    if run.planned is not None and run.planned.deviation:
+        lines.append(f"plan: {' '.join(run.planned.deviation)}")
     return lines + [f"next: {text}" for text in run.advice]
 
 
@@ -63,6 +62,7 @@ def _plan_lines(run: Explained) -> list[str]:
         _plain(words.planned(run.planned)),
         "",
         *_rows(words.COMPARED, words.compared_rows(run.planned)),
+        *(["", _plain(" ".join(told))] if (told := run.planned.deviation) else []),
     ]
 
 
@@ -150,6 +150,11 @@ def _merged(
 def _between(low: float, high: float) -> str:
     first, last = math.ceil(low), math.ceil(high) - 1
     return f"{first}" if last <= first else f"{first} to {last}"
+
+
+def _timeline_lines(run: Explained) -> list[str]:
+    gap = [words.sentence(run.missing["timeline"])] if "timeline" in run.missing else []
+    return [_plain(" ".join(["It is on the HTML page."] * bool(run.tracks) + gap))]
 
 
 def _fault_lines(run: Explained) -> list[str]:

@@ -122,7 +122,11 @@ def _plan(run: Explained) -> str:
     if run.planned is None:
         return _gap(run, "plan")
     rows = words.compared_rows(run.planned)
-    return f"<p>{escape(words.planned(run.planned))}</p>{table(words.COMPARED, rows)}"
+    told = " ".join(run.planned.deviation)
+    return (
+        f"<p>{escape(words.planned(run.planned))}</p>{table(words.COMPARED, rows)}"
+        f"{told and f'<p>{escape(told)}</p>'}"
+    )
 
 
 def _time(run: Explained) -> str:
@@ -266,7 +270,8 @@ def _timeline(run: Explained) -> str:
     shown = newest(run.tracks)
     begin = min((float(track.begin[0]) for track in shown), default=0.0)
     end = max((float(track.end[-1]) for track in shown), default=0.0)
-    return timeline.fragment(shown, f"the last {end - begin:.3g} s of the trace", "timeline")
+    drawn = timeline.fragment(shown, f"the last {end - begin:.3g} s of the trace", "timeline")
+    return _gap(run, "timeline") + drawn
 
 
 EVENTS = 4096

@@ -46,7 +46,7 @@ def _notes(comparison: Comparison) -> str:
         told.append(f"Medians over the runs of {comparison.seeds} seeds.")
     if comparison.stopped:
         told.append(f"It was given up before all had run ({comparison.stopped}).")
-    told += [f"{preset} was left out: {why}" for preset, why in comparison.left_out.items()]
+    told += comparison.told_left_out()
     told += [
         f"{entry.preset}, seed {entry.seed}, {entry.status}: {entry.reason}"
         for entry in comparison.entries
@@ -105,9 +105,14 @@ def _timelines(comparison: Comparison) -> str:
         if entry is None:
             continue
         try:
-            runs[preset] = newest(trace.read(Path(entry.run_dir)))
+            tracks, broken = trace.salvage(Path(entry.run_dir))
         except Refusal as error:
-            notes += f'<p class="soft">{escape(preset)}: {escape(str(error))}</p>'
+            tracks, broken = [], {"": str(error)}
+        if tracks:
+            runs[preset] = newest(tracks)
+        notes += "".join(
+            f'<p class="soft">{escape(preset)}: {escape(why)}</p>' for why in broken.values()
+        )
     if not runs:
         return notes
     return timeline.stack(runs, "The newest events of each run", "timelines") + notes

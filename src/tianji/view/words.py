@@ -87,11 +87,10 @@ def compared_rows(plan: Planned) -> list[tuple[str, ...]]:
 
 def foretold(plan: Planned | None) -> str | None:
     """New steps per second, as predicted, and how far that is from what came."""
-    for rate in plan.rates if plan is not None else ():
-        if rate.name == "new":
-            error = "" if rate.error is None else f" (error {error_of(rate.error)})"
-            return f"{human(rate.predicted)}{error}"
-    return None
+    if plan is None or plan.new is None:
+        return None
+    error = "" if plan.new.error is None else f" (error {error_of(plan.new.error)})"
+    return f"{human(plan.new.predicted)}{error}"
 
 
 def bar(host: str, shares: Mapping[str, float]) -> list[tuple[str, float, str, str]]:
