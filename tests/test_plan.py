@@ -23,6 +23,7 @@ from tianji.plan import (
     more_actors,
     plan,
     predict,
+    queued,
     search,
     tight,
     unbalanced,
@@ -467,6 +468,22 @@ def test_actors_whose_envs_wait_share_cores():
     # What they compute is more than the core has, if they had no time left to wait.
     full = predict(FRESH, waiting(), Choice("local", 64, 1, 32), 2)
     assert full.capacity["actors"] < 1 / (0.05 * 5e-4)
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(1, 30))
+def test_actors_of_one_core_queue_for_it(computing, resting, n):
+    """Between nobody in the way and all others before it, and the core is never full."""
+    took = queued(computing, resting, n)
+    assert computing * (1 - 1e-9) <= took <= n * computing * (1 + 1e-9)
+    assert n / (resting + took) <= 1 / computing * (1 + 1e-9)
+    assert queued(computing, resting, 1) == computing
+    assert queued(computing, 0.0, n) == pytest.approx(n * computing), "they never rest"
+
+
+def test_two_actors_of_one_core_wait_as_a_queue_of_two_does():
+    """The other one is found computing for the share of its time that it does: 1 of 1 + 3."""
+    assert queued(1.0, 3.0, 2) == pytest.approx(1.25)
 
 
 @settings(deadline=None)

@@ -113,6 +113,9 @@ def test_more_actors_help_as_far_as_the_learner_can_follow():
     assert judge(of(0.0, 0.5), Setting(actors=2)).advice == ("2 more actors = +100 %",)
     assert judge(of(0.0, 0.5), Setting(actors=8)).advice == ("8 more actors = +100 %",)
     assert judge(of(0.0, 0.04), Setting(actors=8)).advice == ()
+    assert judge(of(0.0, 0.75), Setting(actors=2, grows=True)).advice == (
+        "6 more actors = +300 % (an update then follows 4 times the steps)",
+    )
 
 
 def test_groups_have_as_many_actors_each():
@@ -384,7 +387,7 @@ def test_a_planted_bottleneck_is_found(kind, overrides, tmp_path):
     flow, could = rows[-1]["flow/received_sps"], rows[-1]["capacity/received_sps"]
     assert 0 < flow < 1.5 * could
     if kind == SAMPLE:
-        assert any("more actor" in advice for advice in result.bottleneck["advice"])
+        assert any("times the steps)" in advice for advice in result.bottleneck["advice"])
     if kind == TRAIN:
         assert "1 fewer actor costs nothing" in result.bottleneck["advice"]
 

@@ -278,13 +278,16 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
         own = step = rates.step(choice.envs)
         serving = 0.0
     own -= rates.resting(choice.envs) * rates.step(choice.envs)
-    acting = (choice.rollout_length * step + rates.begin) * slow + rates.send
+    left = per_group - choice.learners * choice.cores
+    """cores for actors, buffer and server"""
+    whole = step
+    if choice.actor_cores is not None:
+        whole += queued(own, step - own, -(-choice.actors // choice.actor_cores)) - own
+    acting = (choice.rollout_length * whole + rates.begin) * slow + rates.send
     """seconds of an actor for a rollout"""
     passing = (rates.receive / R + rates.serve / rows) * slow
     """seconds of the buffer for a row"""
     learning = rates.update(choice.cores, choice.learners) * rates.learning_slowed(busy)
-    left = per_group - choice.learners * choice.cores
-    """cores for actors, buffer and server"""
     actors = choice.actors * R / acting
     if task.abreast and choice.actors > 1:
         share = actors * learning / rows  # of the time to collect an update's rows
@@ -310,6 +313,16 @@ def predict(task: Task, rates: Rates, choice: Choice, cores: int) -> Prediction:
         made = min(actors, sides["channel"])
         x, binding = _in_turn(task, rates, choice, made, learning), "turns"
     return _prediction(task, rates, choice, x, binding, sides)
+
+
+def queued(computing: float, resting: float, actors: int) -> float:
+    """Seconds until one of several actors on a core has computed, with what it waits for the core:
+    mean value analysis of a queue whose customers rest in between."""
+    seconds, waiting = computing, 0.0
+    for n in range(1, actors + 1):
+        seconds = computing * (1 + waiting)
+        waiting = n * seconds / (resting + seconds)
+    return seconds
 
 
 def _inside(task: Task, rates: Rates, choice: Choice, busy: int) -> Prediction:

@@ -88,6 +88,8 @@ class Setting:
     """share of these that is used, by whomever"""
     turns: bool = False
     """do acting and learning take turns (lead 0)?"""
+    grows: bool = False
+    """does an update follow a rollout of each actor, so that more of them make it larger?"""
     ordered: bool = False
     """does every update wait for rollouts of its own, and so for the slowest actor?"""
     busiest: float = 0.0
@@ -280,7 +282,8 @@ def _more_actors(flow: Flow, setting: Setting) -> Iterable[str]:
     if best > GAIN:
         more = next(k for k in range(1, FAR + 1) if flow.gain((N + k) / N) >= NEARLY * best)
         gain = flow.gain((N + more) / N)
-        yield f"{more} more actor{'s' if more > 1 else ''}{setting.where} = {_more(gain)}"
+        larger = f" (an update then follows {(N + more) / N:.3g} times the steps)" * setting.grows
+        yield f"{more} more actor{'s' if more > 1 else ''}{setting.where} = {_more(gain)}{larger}"
     elif setting.crowd >= CROWDED:
         wider = (setting.places + 1) / setting.places
         room = replace(flow, actors=flow.actors / wider, cores=flow.cores / wider)

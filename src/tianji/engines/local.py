@@ -263,6 +263,7 @@ class LocalEngine:
             places=len(places),
             crowd=crowd,
             turns=relax.lead == 0,
+            grows=self._config.algorithm.on_policy,
             ordered=relax.late == "wait",
             busiest=max(
                 (busy("actor", kinds) or 0.0 for kinds in found.get("actor", [])), default=0
