@@ -43,8 +43,17 @@ from typing import Any
 
 import numpy as np
 import picture
-from measure import RESULTS, ROOT, continued, interleaved, machine, save, split_overrides, table
-from speed import forked, runner, spread
+from measure import (
+    PATH,
+    RESULTS,
+    continued,
+    interleaved,
+    machine,
+    save,
+    split_overrides,
+    table,
+)
+from speed import forked, runner, source, spread
 
 from tianji import planner, profiler, shape
 from tianji.config import Config, load_config
@@ -79,6 +88,7 @@ def main() -> None:
                         help="then begin no further run of a config's sweep, and no round that "
                         "would end later")  # fmt: skip
     arguments = parser.parse_args(own)
+    os.environ.update(PATH)  # for hosts of envs that are simulated here
     if arguments.draw:
         for path in sorted((RESULTS / "plan").glob("*_cores.json")):
             case = json.loads(path.read_text())
@@ -157,7 +167,7 @@ def draw() -> None:
 def measured(name: str, more: list[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One config: what was predicted and what was measured of every way, after each run of a sweep
     and after each round."""
-    config = load_config(ROOT / "configs" / f"{name}.toml", more)
+    config = load_config(source(name), more)
     case = earlier(name, more) if arguments.add else {"ways": [], "sweep": []}
     end = time.monotonic() + arguments.limit
     with tempfile.TemporaryDirectory() as folder, runner() as runs:

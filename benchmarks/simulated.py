@@ -28,9 +28,10 @@ def rest_until(end: float) -> None:
 @register_env("simulated/Env")
 class SimulatedEnv(Identity):
     """`toy/Identity`, all envs of which take `step_s` seconds for a step, and `make_s` to be made.
-    With `uneven`, actor i takes `uneven[i]` times as long. A line of `log` says what ("make" when
-    it begins, "made", "step" when it has ended), the role, the pid, and when, by the clock on the
-    wall that faults.jsonl has, too."""
+    With `each_s`, each takes so much in addition, one after the other: as simulators on another
+    machine that are asked in turn. With `uneven`, actor i takes `uneven[i]` times as long. A line
+    of `log` says what ("make" when it begins, "made", "step" when it has ended), the role, the pid,
+    and when, by the clock on the wall that faults.jsonl has, too."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class SimulatedEnv(Identity):
         make_s: float = 0.0,
         log: str = "",
         uneven: Sequence[float] = (),
+        each_s: float = 0.0,
     ) -> None:
         self._log, self._who = -1, ""
         if log and (role := host_role()):
@@ -49,6 +51,7 @@ class SimulatedEnv(Identity):
         super().__init__(num_envs)
         kind, _, index = host_role().rpartition("-")
         self._step_s = step_s * (uneven[int(index)] if uneven and kind == "actor" else 1.0)
+        self._step_s += each_s * num_envs
         self._tell("made")
 
     def step(self, action: Array) -> TimeStep:

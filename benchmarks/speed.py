@@ -1,6 +1,5 @@
 """Real runs of a config, spread in some way, and how quick they are."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from measure import ROOT, run_json
 import tianji
 from tianji import trace
 from tianji.plan import Choice
+from tianji.planner import FIELDS
 from tianji.probe import Measured, Probe
 
 SKIP = 0.35
@@ -27,10 +27,7 @@ BARE = (
 def spread(choice: Choice) -> list[str]:
     """The overrides that spread a config so."""
     names = {"envs": "envs_per_actor"}
-    fields = dataclasses.asdict(choice)
-    return [
-        f"scale.{names.get(key, key)}={value}" for key, value in fields.items() if key != "hosts"
-    ]
+    return [f"scale.{names.get(key, key)}={getattr(choice, key)}" for key in FIELDS]
 
 
 def timed(
@@ -47,6 +44,12 @@ def timed(
     return result
 
 
+def source(name: str) -> Path:
+    """Of a shipped config, or one that lies here."""
+    shipped = ROOT / "configs" / f"{name}.toml"
+    return shipped if shipped.is_file() else ROOT / "benchmarks" / f"{name}.toml"
+
+
 def runner() -> Probe:
     """A process that makes runs, one after the other: nothing is imported twice."""
     return Probe(Runs, sorted(os.sched_getaffinity(0)), patience=900.0)
@@ -60,7 +63,7 @@ class Runs:
         self._warm.__enter__()  # as long as this process lives
 
     def __call__(self, config: str, overrides: list[str], folder: str) -> Measured:
-        result = tianji.train(ROOT / "configs" / f"{config}.toml", overrides, runs=folder)
+        result = tianji.train(source(config), overrides, runs=folder)
         return {"run_dir": str(result.run_dir)}
 
 

@@ -77,7 +77,7 @@ def test_a_sweep_counts_among_the_errors_of_a_plan(plan):
 
 def test_a_sweep_runs_every_way_and_the_better_ones_again(plan, monkeypatch):
     """The plan's, which is for two cores, is not the fastest here."""
-    config = load_config(plan.ROOT / "configs" / "ppo_cartpole.toml")
+    config = load_config(plan.source("ppo_cartpole"))
     found = a_profile(config)
     clock = [0.0]
 

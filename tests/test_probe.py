@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import resource
 import signal
@@ -30,6 +31,14 @@ from tianji.trace import Track
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TIANJI_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+class Ticking(probe.Enduring):
+    """Its clock goes on by a millisecond whenever it is read."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._clock = map((1e-3).__mul__, itertools.count()).__next__
 
 
 def test_a_process_measures_on_its_own_cores_as_often_as_it_is_asked():
@@ -113,6 +122,18 @@ def test_an_actor_whose_envs_wait_is_told_from_one_whose_envs_compute(env, rests
     assert profiler._waiting({1: 0.0, 4: 0.9}) == {1: 1e-3, 4: 0.9}
 
 
+def test_steps_of_an_env_that_is_made_anew_now_and_then_count(monkeypatch):
+    """A step takes a tick to infer and one to simulate."""
+    monkeypatch.setattr(probe, "Enduring", Ticking)
+    monkeypatch.setattr(probe, "kept_waiting", lambda: 0.0)
+    fails = {"id": "testing/Fault", "kwargs": {"raises": 0.05}}
+    tree = {**CARTPOLE, "env": {**fails, "imports": ["tianji.testing.faults"]}}
+    told = probe.acting(load_config(tree, ["faults.env_restarts=10000"]), 4)(seconds=2.0)
+    assert told["slices"] == pytest.approx([2e-3] * probe.SLICES, rel=0.2)
+    assert told["infer"] == pytest.approx(1e-3, rel=0.2)
+    assert told["valid"] < 1.0, "it did fail"
+
+
 @pytest.mark.parametrize("envs", [1, 3])
 def test_an_actor_that_halves_its_envs_is_measured_with_any_number_of_them(envs):
     config = load_config("ppo_pong", ["scale.halves=true", "scale.rollout_length=4"])
@@ -168,6 +189,25 @@ def test_an_update_that_takes_long_is_measured_by_a_share_of_it():
         told = alone(measured, first, cores=first, seconds=0.1)
         assert share * 0.05 < told["learn"] < share * 0.05 + 0.1
         assert told["consumed"] == pytest.approx(64, rel=0.2), "as told, all of it"
+
+
+def test_what_a_share_of_an_update_takes_is_told_in_proportion_to_its_steps(monkeypatch):
+    """What the buffer does for an update or a rollout is not, as there are as many of them, and
+    neither is a step: it takes fewer envs more than that share of it."""
+    monkeypatch.setattr(probe, "Enduring", Ticking)
+    monkeypatch.setattr(probe, "kept_waiting", lambda: 0.0)
+    config = shape.template(load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local"]))
+    first = sorted(os.sched_getaffinity(0))[:1]
+
+    def told(config, share):
+        return alone(lambda: probe.learning(config, 8, share=share), first, cores=first, seconds=0)
+
+    quarter, whole = told(shape.with_share(config, 4), 1), told(config, 4)
+    assert quarter["envs"] == whole["envs"] == config.scale.envs_per_actor / 4
+    for name in {"learn", "take", "consumed", "serve", "receive", "act", "ask", "answer"}:
+        times = 4 if name in ("learn", "take", "consumed") else 1
+        assert whole[name] == pytest.approx(times * quarter[name]), name
+        assert quarter[name] > 0, name
 
 
 def test_as_large_a_share_is_taken_as_can_be_learnt_from_in_time():
@@ -294,7 +334,7 @@ def test_asking_takes_what_it_took_in_real_runs():
     config = load_config(CARTPOLE, ["scale.relax=seed", "scale.engine=local", "algorithm.epochs=1"])
     profile = a_profile(config)
     rates = dataclasses.replace(profile.rates, infer={8: 2e-3})
-    learnt = {"ask": 1e-4, "answer": 2.5e-3}
+    learnt = {"ask": 1e-4, "answer": 2.5e-3, "envs": 8}
     alone = profiler._with_asking(rates, profile.task, learnt, 1e-5, [])
     assert (alone.ask, alone.answer) == pytest.approx((1.1e-4, 5.1e-4))
     known = profiler._with_asking(rates, profile.task, learnt, 1e-5, [0.02, 0.03, 0.9])

@@ -54,8 +54,8 @@ WARM = 0.3
 FAR = 1 << 40
 """steps or updates that no run makes"""
 LEARNING = ("learner/take", "learner/update", "learner/push")
-SHARED = ("learn", "take", "act", "ask", "answer", "consumed")
-"""of what learning tells, what is in proportion to the envs"""
+SHARED = ("learn", "take", "consumed")
+"""of what learning tells, what is in proportion to an update's steps"""
 ASKING = ("actor/ask", "actor/infer")
 ANSWERING = ("server/receive", "server/load", "server/infer")
 RECEIVE = Did("receive")
@@ -410,8 +410,8 @@ def learning(
     update, of what the buffer does for a rollout and for an update, and of a step of the actor; if
     there is a server, also what of that is to ask it and to answer. At most so many real envs are
     made, which make so many real steps, if that is given. Where an update would take long, it has
-    one of so many shares of its steps, and what it takes is told in proportion. Takes `cores` and
-    `seconds` to measure with and for."""
+    one of so many shares of its steps, and what it takes is told in proportion; what is told of a
+    step is of `envs`, which are fewer then. Takes `cores` and `seconds` to measure with and for."""
     config = with_share(config, share)
     if config.scale.envs_per_actor > most_envs or real_steps is not None:
         config = config.scaled(halves=False, env_threads=1)
@@ -458,7 +458,8 @@ def learning(
                     found.setdefault(name, []).append(part.seconds(*keys) / times)
             found.setdefault("consumed", []).append((built.learner.consumed - consumed) / updates)
         whole = {name: statistics.median(values) for name, values in found.items()}
-        return whole | {name: share * whole[name] for name in SHARED if name in whole}
+        whole |= {name: share * whole[name] for name in SHARED if name in whole}
+        return whole | {"envs": config.scale.envs_per_actor}
 
     return measure
 

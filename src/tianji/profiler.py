@@ -188,10 +188,11 @@ class _Profiler:
 
     def _inside_act(self, act: dict[int, float], learnt: Measured) -> float:
         """How much longer acting takes where one process also learns."""
-        envs = self._asked.task.envs
-        if envs > self._asked.at_once(MAKING) or envs not in act:
+        envs = round(learnt["envs"])
+        known = min(act) <= envs <= max(act)
+        if self._asked.task.envs > self._asked.at_once(MAKING) or not known:
             return 1.0
-        return max(1.0, float(learnt.get("act", 0.0)) / act[envs])
+        return max(1.0, float(learnt.get("act", 0.0)) / between(act, envs))
 
     def _batches(
         self, acted: Acted, consumed: int, known: float, preparing: float
@@ -250,7 +251,7 @@ def _with_asking(
     in real runs, where there were some."""
     if not task.server:
         return rates
-    inferring = between(rates.infer, task.envs, above=1.0)
+    inferring = between(rates.infer, round(learnt["envs"]), above=1.0)
     answer = max(0.0, learnt["answer"] - inferring) + passing
     rates = dataclasses.replace(rates, ask=learnt["ask"] + passing, answer=answer)
     if not asked:
