@@ -82,6 +82,24 @@ def test_what_if_knows_that_a_batch_grows_with_what_is_consumed_once():
     assert blind.capacity["learner"] == pytest.approx(one.capacity["learner"], rel=0.01)
 
 
+def test_what_if_lets_all_that_an_update_takes_grow_with_its_batch():
+    """Also in one process, and what of it is done as rollouts arrive."""
+    config = load_config(CARTPOLE)
+    profile = a_profile(config)
+    rows = profile.task.rows
+    known = dataclasses.replace(
+        profile,
+        rates=dataclasses.replace(profile.rates, inside={1: 4e-3}, take=1e-3),
+        batches={rows: 2e-3, 2 * rows: 3e-3},
+    )
+    _, rates = planner._with_batch(known, Choice("local", 2, 8, 8))
+    assert rates.learn[1] == pytest.approx(1.5 * known.rates.learn[1])
+    assert rates.inside[1] == pytest.approx(1.5 * 4e-3)
+    assert rates.take == pytest.approx(1.5 * 1e-3)
+    _, same = planner._with_batch(known, Choice("local", 2, 4, 8))
+    assert same == known.rates, "the same envs in other hands"
+
+
 def test_what_if_of_learners_and_groups_needs_processes_of_their_own():
     config = load_config(CARTPOLE)
     profile = a_profile(config)
@@ -339,6 +357,10 @@ def test_what_a_config_sets_and_a_plan_replaces_is_told(tmp_path):
     assert "in place of scale.engine = local, scale.cores = 2" in planner.said(written)
     _, written = planner.follow(load_config(CARTPOLE), tmp_path / "plan.json")
     assert "in place of" not in planner.said(written)
+    shared = load_config(CARTPOLE, ["scale.actors=2", "scale.envs_per_actor=4",
+                                    "scale.engine=local"])  # fmt: skip
+    _, written = planner.follow(shared, tmp_path / "plan.json")
+    assert written["replaced"] == {"engine": "local"}, "the same envs in other hands"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -383,3 +384,21 @@ def test_a_profile_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch, capsys
     config = load_config(CARTPOLE)
     assert profiles.save(a_profile(config), config) is None
     assert "is not kept" in capsys.readouterr().err
+
+
+def test_a_profile_is_kept_whole_or_not_at_all(cache, monkeypatch, capsys):
+    """Whoever reads it meanwhile, and whatever breaks off the writing."""
+    config = load_config(CARTPOLE)
+    path = profiles.save(a_profile(config), config)
+    write = Path.write_text
+
+    def breaks_off(self, text):
+        write(self, text[:100])
+        assert profiles.cached(config) == a_profile(config), "while the next one is written"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", breaks_off)
+    assert profiles.save(dataclasses.replace(a_profile(config), varied=0.5), config) is None
+    assert "No space left on device" in capsys.readouterr().err
+    assert profiles.cached(config) == a_profile(config)
+    assert list(cache.iterdir()) == [path]
