@@ -523,6 +523,9 @@ def test_why_not_more_actors_is_said_for_every_kind_of_limit():
     assert said == f"4 would make {human(four)} new steps/s instead of {human(best.new)}"
     said = more_actors(FRESH, all_taken, best, 8, lambda way: way.actors != 4)
     assert said == "64 envs cannot be split equally among 3 actors"
+    steps = predict(REPLAY, all_taken, Choice("local", 2, 8, 4), 8)
+    said = more_actors(REPLAY, all_taken, steps, 8, lambda way: way.actors <= 2)
+    assert said == "a run with more of them would be refused", "there are cores for them"
     one = predict(FRESH, all_taken, Choice("serial", 1, 64, 32), 8)
     said = more_actors(FRESH, all_taken, one, 8, lambda way: way.actors <= 2)
     assert "; 2 actors with 32 envs each" in said, "the best that is possible"

@@ -363,7 +363,7 @@ def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int
 def _told(result: Result) -> list[str]:
     from tianji.view.status import human
 
-    explain = _module("explain")
+    against, explain = _module("against"), _module("explain")
     folder = Path(result.run_dir)
 
     mean = "no episode has ended"
@@ -382,9 +382,9 @@ def _told(result: Result) -> list[str]:
     ]
     if result.win_rate is not None:
         lines.insert(2, f"  won         {result.win_rate:.0%} of them")
-    if predicted := explain.predicted_speed(folder):
+    if predicted := against.predicted_speed(folder):
         received = result.steps_per_s["received"]
-        measured = explain.new_speed(received, result.filtered, result.steps)
+        measured = against.new_speed(received, result.filtered, result.steps)
         error = f" (error {predicted / measured - 1:+.0%})".replace("%", " %") if measured else ""
         lines.insert(-1, f"  plan        {human(predicted)} new steps/s predicted, "
                          f"{human(measured)} measured{error}")  # fmt: skip

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tianji.against import new_speed
 from tianji.build import topologies
 from tianji.config import Config, load_config
 from tianji.critical import waits_for
 from tianji.errors import Failure, Refusal, nearest
-from tianji.explain import new_speed
 from tianji.folder import run_folder
 from tianji.history import History
 from tianji.relax import PRESETS, Sizes

@@ -554,10 +554,11 @@ def more_actors(
             f"their envs wait, so that they compute for {share:.0%} of {choice.actor_cores} core"
             f"{'s' * (choice.actor_cores > 1)}, of which more of them would leave too little"
         ).replace("%", " %")
-    if choice.cores_used < cores and task.on_policy and task.envs % (choice.actors + 1):
+    if choice.cores_used >= cores:
+        return f"all {cores} cores are taken, and acting needs each"
+    if task.on_policy and task.envs % (choice.actors + 1):
         return f"{task.envs} envs cannot be split equally among {choice.actors + 1} actors"
-    side = "acting" if best.binding == "turns" else best.binding
-    return f"all {cores} cores are taken, and {side} needs each".replace("actors", "acting")
+    return "a run with more of them would be refused"
 
 
 @dataclass(frozen=True)

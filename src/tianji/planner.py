@@ -438,7 +438,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Choice]:
 def told(found: Plan, profile: Profile, config: Config, cores: int | None) -> str:
     """As a person wants to read it."""
     best, rates = found.best, profile.rates
-    now = predict(profile.task, rates, choice_of(config), _cores(cores))
+    now = predict(profile.task, rates, sharing(choice_of(config), rates), _cores(cores))
     lines = [
         f"plan        {_named(best.choice, profile.task)}",
         f"predicted   {human(best.new)} new steps/s; {human(best.produced)} produced, "

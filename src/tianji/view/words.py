@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tianji.against import Planned
 from tianji.critical import waits_for
-from tianji.explain import FLOWS, Explained, Planned
+from tianji.explain import FLOWS, Explained
 from tianji.plan import Choice
 from tianji.view import charts
 from tianji.view.status import duration, human, number
