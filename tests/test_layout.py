@@ -8,7 +8,7 @@ from pathlib import Path
 import tianji
 
 ROOT = Path(tianji.__file__).parent
-NOUNS = {"types", "errors", "role", "env", "fault", "team", "algorithm", "ledger"}
+NOUNS = {"types", "errors", "role", "role_names", "env", "fault", "team", "algorithm", "ledger"}
 PURE = {"balance", "trigger", "relax"}
 PARTS = {
     "store", "returns", "optim", "networks", "distributions", "moments", "frames", "gradients",

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tianji.role_names import stream_of
+
 
 class Did:
     """Truthy: the kind of work that a step did. Falsy: whom the role waits for."""
@@ -44,13 +46,10 @@ class Role(Protocol):
     def close(self) -> None: ...
 
 
-ROLES = ("actor", "buffer", "learner", "evaluator", "env", "eval_env", "init", "server")
-
-
-def generator(seed: int, role: str, index: int = 0, life: int = 0) -> np.random.Generator:
+def generator(seed: int, kind: str, index: int = 0, life: int = 0) -> np.random.Generator:
     """The random generator that belongs to one role; after a restart, to its next life."""
     lives = (life,) if life else ()
-    sequence = np.random.SeedSequence(seed, spawn_key=(ROLES.index(role), index, *lives))
+    sequence = np.random.SeedSequence(seed, spawn_key=(stream_of(kind), index, *lives))
     return np.random.Generator(np.random.PCG64DXSM(sequence))
 
 
