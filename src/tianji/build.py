@@ -537,12 +537,13 @@ def _shared_equally(store: Store, learners: int) -> Store:
 
 def topology(config: Config, make: MakeEnv | None = None, spec: Spec | None = None) -> Topology:
     """`make(num_envs)` makes envs, by default as the config says; without a `spec`, an env is made
-    to look at, which is then the first actor's."""
-    make, spare = make or _makes(config), []
-    if spec is None:
-        spare = [make(config.scale.envs_per_actor)]
-        spec = _seen(config, spare[0])
-    joined = Topology(config, spec, make, spare)
+    to look at, which is then the first actor's. With one, another process has checked the memory,
+    and has taken it since."""
+    make = make or _makes(config)
+    if spec is not None:
+        return Topology(config, spec, make)
+    spare = [make(config.scale.envs_per_actor)]
+    joined = Topology(config, _seen(config, spare[0]), make, spare)
     joined.check_memory()
     return joined
 
@@ -553,6 +554,7 @@ def topologies(config: Config, make: MakeEnv | None = None) -> list[Topology]:
     make = make or _makes(config)
     with contextlib.closing(make(1 + config.scale.halves)) as env:
         first = topology(config, make, _seen(config, env))
+    first.check_memory()
     others = (
         Topology(config, dataclasses.replace(first.spec, group=group), make)
         for group in range(1, first.spec.groups)

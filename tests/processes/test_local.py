@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from local_runs import (
+    CHAIN,
     DQN,
     LOCAL,
     NORMALISED,
@@ -41,6 +42,12 @@ def test_processes_learn_exactly_what_one_process_learns(config, relax, actors, 
     serial = train(config, tmp_path, *scale, *fit)
     local = train(config, tmp_path, *scale, *fit, LOCAL)
     assert learnt(local) == learnt(serial)
+
+
+def test_rollouts_that_the_launcher_has_allocated_are_not_refused_by_hosts(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIANJI_TEST_LAUNCHER", str(os.getpid()))
+    config = {**PPO, "env": CHAIN | {"imports": ["full_memory"]}}
+    assert train(config, tmp_path, LOCAL).updates == 8
 
 
 def test_a_window_of_batches_is_drawn_from_alike_and_its_freshness_is_told(tmp_path):
