@@ -46,11 +46,15 @@ def test_decisions_are_pure():
         assert not any(word in text for word in ("import time", "threading", "open(", "sleep"))
 
 
+def test_placing_is_pure():
+    assert module("placement") == {"role_names"}
+
+
 def test_judging_and_rebalancing_are_pure():
-    assert module("flow") == set()
+    assert module("flow") == module("role_names") == set()
     for name in ("verdict", "rebalance"):
         assert module(name) == {"flow"}
-    for name in ("flow", "verdict", "rebalance"):
+    for name in ("flow", "verdict", "rebalance", "role_names", "placement"):
         text = (ROOT / f"{name}.py").read_text()
         assert not any(word in text for word in ("import time", "threading", "open(", "sleep"))
 

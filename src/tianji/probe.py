@@ -33,8 +33,8 @@ from tianji.env import Env, Score, TimeStep
 from tianji.errors import Failure, Refusal
 from tianji.fault import Budget
 from tianji.machine import cpu_seconds, keep_memory, kept_waiting, set_threads
-from tianji.placement import kind_of
 from tianji.role import Did, Role, State, generator
+from tianji.role_names import WORKER, RoleName, parse_role
 from tianji.run import train, warm
 from tianji.shape import with_share
 from tianji.transports.memory import Memory
@@ -485,11 +485,11 @@ class Running:
             checkpoint=CheckpointConfig(store="never", seconds=math.inf),
         )
         run = Path(train(bounded, runs=folder).run_dir)
-        tracks = {track.host: track for track in trace.read(run)}
-        if workers := [track for track in tracks.values() if kind_of(track.host) == "worker"]:
+        tracks = {parse_role(track.host): track for track in trace.read(run)}
+        if workers := [track for host, track in tracks.items() if host.kind == WORKER]:
             return {"update": _traced_rounds(workers), "step": None}
-        update, step = _traced_update(tracks["learner"]), _traced_step(tracks["actor-0"])
-        return {"update": update, "step": step}
+        update = _traced_update(tracks[RoleName("learner")])
+        return {"update": update, "step": _traced_step(tracks[RoleName("actor")])}
 
 
 def _traced_update(track: trace.Track) -> float | None:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+
+class Activity(NamedTuple):
+    """What a kind of work is called elsewhere."""
+
+    picture: str = "other"
+    """in the paper's Figure 1, drawn of a run"""
+    phase: str = ""
+    """in the cycle of an update; empty: it is no part of it that is shown"""
+
+
+OTHER = Activity()
 
 
 @dataclass(frozen=True)
@@ -14,49 +28,123 @@ class RoleKind:
     """its number among the random streams of a run; weights depend on it"""
     numbered: bool = False
     """are there usually several? Then the first one's name has its number, too"""
+    flow: Literal["", "produced", "received", "consumed"] = ""
+    """what happens to steps by its work, if all pass through it"""
+    beside: bool = False
+    """does it work beside the loop, where nobody waits for it?"""
     steps_envs: bool = False
     """does it step envs, which may raise, hang or leave processes behind?"""
-    learns: bool = False
-    """does it compute updates?"""
     replaceable: bool = False
     """can it be restarted while all others go on?"""
     checkpointed: bool = True
     """is its state part of a checkpoint?"""
     works_on: tuple[str, ...] = ()
     """waits that are a part of its own work: they do not make it idle"""
+    activities: Mapping[str, Activity] = field(default_factory=dict)
+    """its kinds of work"""
+    others: Activity = OTHER
+    """any other work of its host"""
+
+    @property
+    def learns(self) -> bool:
+        """Does it compute updates?"""
+        return self.flow == "consumed"
 
 
 KINDS: dict[str, RoleKind] = {}
 """every kind of role by its name, in the order in which data flows through them"""
 
+STREAMS = {"env": 4, "eval_env": 5, "init": 6}
+"""random streams that belong to no role: seeds of envs, and the first weights"""
+
 
 def register_role(kind: RoleKind) -> RoleKind:
     """Make a kind of role known; streams are numbers that no other kind has."""
     taken = {other.stream: other.name for other in KINDS.values() if other.name != kind.name}
-    if kind.stream in taken or kind.stream in STREAMS.values():
-        raise ValueError(f"{kind.name}: stream {kind.stream} belongs to another kind")
+    taken |= {stream: name for name, stream in STREAMS.items()}
+    if kind.stream in taken:
+        free = next(n for n in range(len(taken) + 1) if n not in taken)
+        raise ValueError(
+            f"stream {kind.stream} is that of {taken[kind.stream]}, so {kind.name} would draw the "
+            f"same random numbers. {free} is free."
+        )
     KINDS[kind.name] = kind
     return kind
 
 
-STREAMS = {"env": 4, "eval_env": 5, "init": 6}
-"""random streams that belong to no role: seeds of envs, and the first weights"""
-
-register_role(RoleKind("server", stream=7))
+register_role(
+    RoleKind(
+        "server",
+        stream=7,
+        activities={
+            "grant": Activity("push", "choosing on the server"),
+            "receive": Activity("probe", "choosing on the server"),
+            "load": Activity("probe", "choosing on the server"),
+            "infer": Activity("inference", "choosing on the server"),
+        },
+        others=Activity(phase="choosing on the server"),
+    )
+)
 register_role(
     RoleKind(
         "actor",
         stream=0,
         numbered=True,
+        flow="produced",
         steps_envs=True,
         replaceable=True,
         works_on=("wait_server",),
+        activities={
+            "load": Activity("probe", "acting"),
+            "infer": Activity("inference", "acting"),
+            "ask": Activity("push", "acting"),
+            "simulate": Activity("simulation", "acting"),
+            "push": Activity("push", "acting"),
+            "rebuild": Activity(phase="acting"),
+        },
     )
 )
-register_role(RoleKind("buffer", stream=1))
-register_role(RoleKind("learner", stream=2, learns=True, works_on=("wait_group",)))
 register_role(
-    RoleKind("evaluator", stream=3, steps_envs=True, replaceable=True, checkpointed=False)
+    RoleKind(
+        "buffer",
+        stream=1,
+        flow="received",
+        activities={
+            "grant": Activity("push", "receiving"),
+            "receive": Activity("probe", "receiving"),
+            "serve": Activity("push", "receiving"),
+            "prioritize": Activity("priorities", "receiving"),
+        },
+    )
+)
+register_role(
+    RoleKind(
+        "learner",
+        stream=2,
+        flow="consumed",
+        works_on=("wait_group",),
+        activities={
+            "take": Activity("update", "taking"),
+            "update": Activity("update", "updating"),
+            "push": Activity("push"),
+            "mix": Activity("update", "mixing models"),
+        },
+    )
+)
+register_role(
+    RoleKind(
+        "evaluator",
+        stream=3,
+        beside=True,
+        steps_envs=True,
+        replaceable=True,
+        checkpointed=False,
+        activities={
+            "load": Activity("probe"),
+            "evaluate": Activity("evaluation"),
+            "evaluated": Activity("evaluation"),
+        },
+    )
 )
 
 WORKER, SERIAL = "worker", "serial"
@@ -97,3 +185,25 @@ def parse_role(text: str) -> RoleName:
 def stream_of(kind: str) -> int:
     """The number of a random stream, of a kind of role or of one that belongs to none."""
     return STREAMS[kind] if kind in STREAMS else KINDS[kind].stream
+
+
+def flow_of(kind: str) -> str:
+    """Of a kind of role; empty also where it is not known here."""
+    return KINDS[kind].flow if kind in KINDS else ""
+
+
+def in_picture(kind: str, work: str) -> str:
+    """What a kind of role's work is in the picture; where it does not say, what it is for others
+    that do such work."""
+    known = [KINDS[kind]] if kind in KINDS else []
+    return next(
+        (role.activities[work].picture for role in (*known, *KINDS.values())
+         if work in role.activities), OTHER.picture,
+    )  # fmt: skip
+
+
+def in_cycle(kind: str, work: str) -> str:
+    """The phase of an update's cycle that a kind of role's work is part of; empty: none."""
+    if kind not in KINDS:
+        return ""
+    return KINDS[kind].activities.get(work, KINDS[kind].others).phase

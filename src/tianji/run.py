@@ -50,6 +50,7 @@ from tianji.placement import wanted
 from tianji.record import Recorder
 from tianji.result import Result
 from tianji.role import State
+from tianji.role_names import parse_role
 from tianji.signals import Signals
 from tianji.tally import Tally
 from tianji.trigger import Counts
@@ -435,8 +436,8 @@ class _Run:
 
     def _say_if_crowded(self) -> None:
         scale, topology, here = self._config.scale, self._engine.topology, cores()
-        hosts = [host for host in topology.hosts for _ in range(topology.spec.groups)]
-        want = wanted(hosts, scale.cores, scale.env_threads)
+        hosts = {host: [*map(parse_role, roles)] for host, roles in topology.hosts.items()}
+        want = topology.spec.groups * wanted(hosts, scale.cores, scale.env_threads)
         choice = (self._planned or {}).get("choice", {})
         if (shared := choice.get("actor_cores")) is not None:  # a plan knows that their envs wait
             want -= scale.groups * (scale.actors - shared)

@@ -24,6 +24,7 @@ from local_runs import (
 import tianji
 from tianji.machine import cores
 from tianji.placement import Placement, placements
+from tianji.role_names import parse_role
 
 pytestmark = pytest.mark.usefixtures("one_server")
 
@@ -273,8 +274,10 @@ def test_hosts_that_wait_sleep_and_run_where_they_were_placed(tmp_path):
     for role in ("actor-0", "actor-1", "buffer"):
         # 2 % of 2 s, and a tick of the clock that CPU time is counted by
         assert spent[role] < 0.04 + 0.02, f"{role} used {spent[role]} s of CPU in 2 s of waiting"
-    placed = placements(list(found), sorted(os.sched_getaffinity(0)), 1, pin=True)
-    expected = {p.role: set(p.cores) or os.sched_getaffinity(0) for p in placed}
+    placed = placements(
+        {name: (parse_role(name),) for name in found}, sorted(os.sched_getaffinity(0)), 1, pin=True
+    )
+    expected = {p.host: set(p.cores) or os.sched_getaffinity(0) for p in placed}
     assert found == expected
     row = metrics(result)[-1]
     assert (row["train/threads"], row["train/cores"]) == (1, len(expected["learner"]))
@@ -289,7 +292,7 @@ def test_the_learner_computes_with_as_many_threads_as_it_has_cores(tmp_path):
 def test_an_actor_on_one_core_serves_a_learner_on_several(tmp_path, monkeypatch):
     first = min(os.sched_getaffinity(0))
 
-    def placed(roles, cores, learner_cores, pin, env_threads):
+    def placed(roles, cores, learner_cores, pin, env_threads, device):
         return [
             Placement(role, () if role == "learner" else (first,), learner_cores) for role in roles
         ]

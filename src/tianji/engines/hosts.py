@@ -23,8 +23,9 @@ from tianji.engines.spent import Spent
 from tianji.fault import Fault
 from tianji.folder import HOSTS
 from tianji.machine import oom_kills, process_rss, process_started
-from tianji.placement import Placement, kind_of
+from tianji.placement import Placement
 from tianji.role import State
+from tianji.role_names import parse_role
 
 GRACE = 2.0
 """seconds that hosts have to end before they are killed"""
@@ -81,11 +82,11 @@ class Host:
 
     @property
     def role(self) -> str:
-        return self.placement.role
+        return self.placement.host
 
     @property
     def kind(self) -> str:
-        return kind_of(self.role)
+        return parse_role(self.role).kind
 
     def silent(self, now: float) -> float:
         """Seconds since it said how it is, while it works: it is in the middle of one step."""
@@ -138,7 +139,7 @@ class Hosts:
 
     def fork(self, placement: Placement, request: State, fds: Sequence[int], life: int = 0) -> None:
         """Start a host; what it says and how it ends comes from `poll`."""
-        old = self.by_role.get(placement.role)
+        old = self.by_role.get(placement.host)
         place = len(self.by_role) if old is None else old.place
         if old is not None:
             self._let_go(old)
@@ -146,7 +147,7 @@ class Hosts:
             self._board[8 * place + word] = 0
         ours, theirs = wire.pair()
         about = {
-            "role": placement.role,
+            "role": placement.host,
             "place": 8 * place,
             "life": life,
             "cores": list(placement.cores),
@@ -156,7 +157,7 @@ class Hosts:
         wire.send(self._line, "fork", request | about, [theirs.fileno(), self._board_fd, *fds])
         theirs.close()
         ours.setblocking(False)
-        self.by_role[placement.role] = Host(placement, request["group"], place, ours, life)
+        self.by_role[placement.host] = Host(placement, request["group"], place, ours, life)
         self._epoll.register(ours, select.EPOLLIN)
 
     def send(self, role: str, kind: str, content: State, fds: Sequence[int] = ()) -> None:

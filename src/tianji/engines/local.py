@@ -30,6 +30,7 @@ from tianji.placement import placements
 from tianji.plan import SLACK
 from tianji.rebalance import Rebalancer, first_of
 from tianji.role import State, generator, generator_state
+from tianji.role_names import parse_role
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
 from tianji.types import EPISODE, PRODUCED, SEQ
@@ -130,9 +131,13 @@ class LocalEngine:
         plan = read_plan(folder)
         self._slack, self._scaling = SLACK if plan else 0.0, scaling_of(plan)
         scale, mine = self._config.scale, core_order()
-        names = [name for group in self._groups for name in group.hosts]
-        placed = placements(names, mine, scale.cores, scale.pin, scale.env_threads)
-        self._placed = {placement.role: placement for placement in placed}
+        hosts = {
+            name: tuple(map(parse_role, roles))
+            for group in self._groups
+            for name, roles in group.hosts.items()
+        }
+        placed = placements(hosts, mine, scale.cores, scale.pin, scale.env_threads, scale.device)
+        self._placed = {placement.host: placement for placement in placed}
         self._teams = folder / "logs" / f"team-{time.monotonic_ns()}"
         self._hosts = Hosts(self._server, folder, len(placed))
         self._supervisor = Supervisor(
@@ -143,7 +148,7 @@ class LocalEngine:
                 self._fork(group, name)
         self._until(lambda: all(h.ready for h in self._all()), START, "start")
         self._check_alike()
-        for name in names:
+        for name in hosts:
             self._supervisor.let_go(name)
         self._hosts.table_now()
 
