@@ -180,7 +180,7 @@ class Going:
             joined = self.built.topology
             states = scatter(parts, joined, joined.memory(self.built.transport))
             for role in self.built.roles:
-                role.load_state(states[role.name])
+                role.load_state(states[str(role.name)])
 
     def until(self, version):
         learner, buffer = self.built.learner, self.built.buffer
@@ -198,7 +198,7 @@ class Going:
     def parts(self):
         joined, roles = self.built.topology, self.built.roles
         memory = joined.memory(self.built.transport)
-        states = {role.name: role.state() for role in roles}
+        states = {str(role.name): role.state() for role in roles}
         policy = self.built.learner.policy_state()
         return copy.deepcopy(gather(joined, memory, states, policy, math.inf))
 
@@ -272,7 +272,7 @@ def test_replay_that_was_saved_is_not_filled_again_after_a_loss(tmp_path):
 def test_what_was_learnt_without_its_store_goes_on_from_the_recorded_counts(tmp_path):
     before = Going(DQN, "tianji", tmp_path / "before", 0).until(AT)
     joined, memory = before.built.topology, before.built.topology.memory(before.built.transport)
-    states = {role.name: role.state() for role in before.built.roles}
+    states = {str(role.name): role.state() for role in before.built.roles}
     policy = before.built.learner.policy_state()
     parts = copy.deepcopy(gather(joined, memory, states, policy, -1))
     before.until(AT + 5)

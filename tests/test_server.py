@@ -21,6 +21,7 @@ from tianji.driver import Forever, Serial, Shuffled
 from tianji.env import Discrete
 from tianji.envs.toy import Toy
 from tianji.role import Did
+from tianji.role_names import RoleName
 from tianji.server import INFER, NO_VERSION, Remote, Server, answers_layout, asks_layout
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.transports.memory import Memory
@@ -294,7 +295,7 @@ class Waiting:
     """A role that waits, and says how long it may be left alone."""
 
     def __init__(self, name, *naps):
-        self.name, self._naps = name, list(naps)
+        self.name, self._naps = RoleName(name), list(naps)
 
     def step(self):
         nap = self._naps.pop(0) if self._naps else None
@@ -331,7 +332,7 @@ PPO = {
 @pytest.mark.parametrize("order", [None, 0])
 def test_ppo_learns_with_a_server_for_all_actors_in_one_thread(order):
     built = build(load_config(PPO))
-    assert [role.name for role in built.roles] == built.topology.role_names
+    assert [str(role.name) for role in built.roles] == built.topology.role_names
     built.learner.begin()
     driver = Serial(built.roles) if order is None else Shuffled(built.roles, order)
     returns = []
@@ -386,10 +387,10 @@ def test_a_run_with_a_server_goes_on_from_a_checkpoint_with_new_episodes(tmp_pat
 def test_states_are_right_after_a_checkpoint_too():
     built = counted(2, Seen())
     run_updates(built, Shuffled(built.roles, 3), 5)
-    states = {role.name: role.state() for role in (*built.actors, built.server)}
+    states = {str(role.name): role.state() for role in (*built.actors, built.server)}
     other = counted(2, seen := Seen())
     for role in (*other.actors, other.server):
-        role.load_state(states[role.name])
+        role.load_state(states[str(role.name)])
     run_updates(other, Shuffled(other.roles, 4), 8)
     assert len(seen.reward) > 100
     assert set(seen.reward) == {1.0}

@@ -390,7 +390,7 @@ def learn_in_a_group(algorithm, learners, updates, actors=4, relax="sync", windo
     first = joined.learner(transport, 0, team)
     others = [joined.learner(transport, i, team.other(i)) for i in range(1, learners)]
     actors = [joined.actor(i, transport) for i in range(actors)]
-    assert [r.name for r in (*actors, first, *others)] == [
+    assert [str(r.name) for r in (*actors, first, *others)] == [
         name for name in joined.role_names if name != "buffer"
     ]
     roles = [*actors, joined.buffer(transport), first]

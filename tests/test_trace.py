@@ -20,6 +20,7 @@ from tianji.__main__ import main
 from tianji.driver import Forever, Serial
 from tianji.errors import Refusal
 from tianji.role import Did
+from tianji.role_names import parse_role
 from tianji.trace import Ring
 
 PPO = {
@@ -303,7 +304,7 @@ class Ticking:
 
 class Doing:
     def __init__(self, name, *kinds):
-        self.name, self._kinds, self._at = name, kinds, -1
+        self.name, self._kinds, self._at = parse_role(name), kinds, -1
 
     def step(self):
         self._at += 1

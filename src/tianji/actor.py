@@ -14,6 +14,7 @@ from tianji.errors import Failure
 from tianji.fault import Fault, raised
 from tianji.ledger import ALL, Ledger
 from tianji.role import Did, State, generator_state, load_generator_state
+from tianji.role_names import RoleName
 from tianji.trigger import Counts, Trigger
 from tianji.types import (
     EPISODES,
@@ -77,7 +78,7 @@ class Actor:
         `snapshots`, the policy is elsewhere and has its own. `make` makes the env anew where it
         raised; `send` says when a rollout is pushed before it is full. `halves`: one half of the
         envs simulates while the policy chooses for the other."""
-        self.name = f"actor-{index}"
+        self.name = RoleName("actor", index)
         self.produced = 0
         """valid steps so far"""
         self.steps = 0
@@ -340,7 +341,7 @@ class Actor:
         """An env that raised is made anew. Its episodes are aborted: they have no return, and the
         row that raised is one that only reset, so that values follow where they were cut off."""
         begun = self._ledger.begun
-        self.fault = raised(error, self.name, self._env.spec.id, self.seed, self.steps, begun)
+        self.fault = raised(error, str(self.name), self._env.spec.id, self.seed, self.steps, begun)
         self.seed, self.steps = int(self._rng.integers(2**31)), 0
         self._env, observation = remake(self._env, self._make, self.seed)
         self._ledger.clear()

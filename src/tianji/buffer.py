@@ -11,6 +11,7 @@ from tianji.algorithm import PriorityStore, Store
 from tianji.balance import Balance
 from tianji.channel import Inbox, Outbox, Slot
 from tianji.role import Did, State, generator_state, load_generator_state
+from tianji.role_names import RoleName
 from tianji.types import (
     EPISODE,
     EPISODES,
@@ -66,7 +67,7 @@ def priority_layout(selection: Layout, learners: int = 1) -> Layout:
 class Buffer:
     """Holds a store between actors and learner, and the account that balances the two."""
 
-    name = "buffer"
+    name = RoleName("buffer")
 
     def __init__(
         self,

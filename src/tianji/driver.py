@@ -53,7 +53,7 @@ class Serial:
         """One step of a role that has no turn of its own."""
         self.outside()
         did = role.step()
-        self._account(f"{role.name}/{did.kind or 'wait'}", self._clock())
+        self._account(f"{role.name.kind}/{did.kind or 'wait'}", self._clock())
         return did
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class Serial:
         return "driver/turn"
 
     def _key(self, at: int, kind: str) -> str:
-        key = f"{self._roles[at].name.split('-')[0]}/{kind}"
+        key = f"{self._roles[at].name.kind}/{kind}"
         self._keys[at, kind] = key
         return key
 
@@ -127,7 +127,7 @@ class Forever(Serial):
 
     def spent(self, kind: str) -> None:
         """The time since the last step was the first role's, of this kind."""
-        self._account(f"{self._roles[0].name.split('-')[0]}/{kind}", self._clock())
+        self._account(f"{self._roles[0].name.kind}/{kind}", self._clock())
 
     def _pass(self, did: Did) -> str:
         role = self._roles[self.at]
@@ -138,7 +138,7 @@ class Forever(Serial):
             return "driver/turn"
         self._waiting = 0
         self._sleep(self._nap)
-        return f"{role.name.split('-')[0]}/wait_{did.waits}"
+        return f"{role.name.kind}/wait_{did.waits}"
 
 
 class Shuffled(Serial):

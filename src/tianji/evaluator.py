@@ -13,6 +13,7 @@ from tianji.errors import Failure
 from tianji.fault import Fault, raised
 from tianji.ledger import Ledger
 from tianji.role import Did, State
+from tianji.role_names import RoleName
 from tianji.types import EPISODE, Array, Leaves, Params
 
 REBUILD = Did("rebuild")
@@ -69,7 +70,7 @@ class Evaluation:
 class Evaluator:
     """A role: evaluates each snapshot that it is given."""
 
-    name = "evaluator"
+    name = RoleName("evaluator")
 
     def __init__(
         self,
@@ -109,7 +110,9 @@ class Evaluator:
             return self._evaluate()
         except EnvRaised as error:
             cause, env = error.__cause__ or error, self._env
-            self.fault = raised(cause, self.name, env.spec.id, self._seed, error.step, env.num_envs)
+            self.fault = raised(
+                cause, str(self.name), env.spec.id, self._seed, error.step, env.num_envs
+            )
             # Another seed: the same episodes would come to the same end.
             self._seed = (self._seed + 1) % 2**31
             self._env, _ = remake(env, self._make, self._seed)

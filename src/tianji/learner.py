@@ -14,6 +14,7 @@ from tianji.channel import Inbox, Outbox, Publisher, Slot
 from tianji.errors import Failure
 from tianji.join import MIX, NO_MODEL, Mixer
 from tianji.role import Did, State
+from tianji.role_names import RoleName
 from tianji.team import Alone, Team
 from tianji.trigger import Counts, Trigger
 from tianji.types import Array, Report, Rollout
@@ -67,7 +68,7 @@ class Learner:
         `joined`: the first learner of the team has a `mixer`, and the others follow it. `skip`: an
         update that is not finite is left out, else it raises. By `priorities` the buffer is told
         how much each step of a batch is worth, by `gradients` the optimizers how stale it is."""
-        self.name = "learner" if team.rank == 0 else f"learner-{team.rank}"
+        self.name = RoleName("learner", team.rank)
         self.skipped: NonFinite | None = None
         """what the last update would have been; set when `step` returns UPDATE"""
         self._skip = skip

@@ -206,7 +206,7 @@ class Slice:
 class Sink:
     """In the place of a buffer: it takes what an actor makes and asks for more."""
 
-    name = "sink"
+    name = RoleName("sink")
 
     def __init__(self, lane: Inbox) -> None:
         self.rollouts = self.rows = self.valid = 0

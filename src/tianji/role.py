@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tianji.role_names import stream_of
+from tianji.role_names import RoleName, stream_of
 
 
 class Did:
@@ -35,7 +35,7 @@ State = dict[str, Any]
 class Role(Protocol):
     """A kind of worker. It never waits, sleeps, takes the time or logs: the driver does."""
 
-    name: str
+    name: RoleName
 
     def step(self) -> Did: ...
 

@@ -11,6 +11,7 @@ import numpy as np
 from tianji.algorithm import Decision, Policy, restart
 from tianji.channel import Inbox, Outbox, Slot, Subscriber
 from tianji.role import Did, State, generator_state, load_generator_state
+from tianji.role_names import RoleName
 from tianji.types import Array, Layout, Leaf, Leaves, Params, leaf
 
 GRANT, RECEIVE, LOAD, INFER = Did("grant"), Did("receive"), Did("load"), Did("infer")
@@ -48,7 +49,7 @@ class Server:
     """Task 1 for all actors, with the newest version there is. It keeps the recurrent state of each
     actor's envs, and begins it anew where an ask says that an episode began."""
 
-    name = "server"
+    name = RoleName("server")
 
     def __init__(
         self,

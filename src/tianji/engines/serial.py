@@ -73,7 +73,7 @@ class SerialEngine:
             return
         states = scatter(parts, self.topology, self.topology.memory(self._built.transport))
         for role in built.roles:
-            role.load_state(states[role.name])
+            role.load_state(states[str(role.name)])
         built.buffer.active = frozenset(range(self._actors))  # with processes, some may have rested
         self._driver.at = parts["run"]["at"]
         self._watch.load_state(parts["run"]["recorder"])
@@ -132,7 +132,7 @@ class SerialEngine:
 
     def parts(self, most_bytes: float) -> dict[str, State]:
         learner, roles = self._built.learner, self._built.roles
-        states = {role.name: role.state() for role in roles}
+        states = {str(role.name): role.state() for role in roles}
         parts = gather(
             self.topology,
             self.topology.memory(self._built.transport),
