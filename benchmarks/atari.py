@@ -2,7 +2,7 @@
 
     python benchmarks/atari.py [--rounds 7] [--seconds 1]
 
-The actor runs Pong under its driver, through a channel, on one core: stacks held once, episodes
+The actor runs Pong under its driver, through a conduit, on one core: stacks held once, episodes
 counted, rows checked. The bare loop is the same vector env and the same network on the same core,
 and nothing else. Rates of these are steps per second of CPU time, as others may use the machine.
 Halves: steps per second on two cores, where the game has a thread of its own, with and without one

@@ -2,7 +2,7 @@
 
     python benchmarks/roles.py [--rounds 9] [--seconds 0.5]
 
-The actor runs under its driver, through a channel, counting episodes and checking for NaN; the bare
+The actor runs under its driver, through a conduit, counting episodes and checking for NaN; the bare
 loop is env.step, the same policy network in numpy, and a preallocated store. The learner runs under
 its driver with batches that a buffer serves; the bare loop is torch with nn.Tanh, fused Adam and
 clip_grad_norm_ on tensors that are ready. Rates are compared as interleaved medians of one run.

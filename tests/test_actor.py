@@ -12,7 +12,7 @@ from tianji import Failure, Refusal, frames
 from tianji.actor import INFER, REBUILD, SIMULATE, Actor
 from tianji.algorithm import Decision, Lanes
 from tianji.build import build
-from tianji.channel import Channel
+from tianji.channel import Conduit
 from tianji.config import load_config
 from tianji.env import Continuous, Discrete, EnvSpec, Halves, Score, TimeStep
 from tianji.ledger import Ledger
@@ -22,6 +22,8 @@ from tianji.transports.memory import Memory
 from tianji.types import GAP, Rollout, Row, leaf, rollout_layout
 
 T, B, K = 5, 4, 3
+
+SNAPSHOTS = Conduit("snapshots", "newest", {"w": leaf((1,), np.float32)})
 
 
 class Film:
@@ -121,13 +123,13 @@ class Acting:
             once["frames"] = leaf((K - 1, 1, 1), np.float32)
         row = Row(env.spec.held, env.spec.action_leaf, Counting.extras, once, env.spec.reward_leaf)
         self.transport = Memory()
-        channel = Channel("rollouts-0", rollout_layout(row, T, B), slots)
-        self.inbox = self.transport.inbox(channel)
-        self.memory = self.transport.memory(channel)
-        self.transport.publisher("snapshots", 1).push(3, np.zeros(1, np.float32))
+        conduit = Conduit("rollouts-0", "lane", rollout_layout(row, T, B), slots)
+        self.inbox = self.transport.inbox(conduit)
+        self.memory = self.transport.memory(conduit)
+        self.transport.publisher(SNAPSHOTS).push(3, np.zeros(1, np.float32))
         self.actor = Actor(
-            0, env, Counting(), self.transport.outbox(channel),
-            self.transport.subscriber("snapshots", 1), 0.0, generator(0, "actor"), 5,
+            0, env, Counting(), self.transport.outbox(conduit),
+            self.transport.subscriber(SNAPSHOTS), 0.0, generator(0, "actor"), 5,
             lambda n: Film(n, **kwargs), halves=halves,
         )  # fmt: skip
         self.lanes = Lanes((self.memory,), env.spec.frames)

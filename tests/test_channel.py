@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from tianji.channel import Channel
+from tianji.channel import Conduit
 from tianji.testing import check_transport
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
 from tianji.types import leaf
 
-CHANNEL = Channel("c", {"x": leaf((2,), np.int64)}, slots=2)
+CONDUIT = Conduit("c", "lane", {"x": leaf((2,), np.int64)}, slots=2)
 
 
 def test_the_memory_transport_keeps_its_promises():
@@ -17,16 +17,16 @@ def test_the_memory_transport_keeps_its_promises():
 
 
 def test_a_transport_of_one_process_cannot_be_checked_between_processes():
-    with pytest.raises(TypeError, match=r"no open, open_newest, keep.*leave processes out"):
+    with pytest.raises(TypeError, match=r"no open, keep.*leave processes out"):
         check_transport(Memory, items=5, processes=True)
 
 
 class Broken(Memory):
     """Memory of which one promise is broken, in `alter`."""
 
-    def _pipe(self, channel):
-        fresh = channel.name not in self._pipes
-        pipe = super()._pipe(channel)
+    def _pipe(self, conduit):
+        fresh = conduit.name not in self._pipes
+        pipe = super()._pipe(conduit)
         if fresh:
             self.alter(pipe)
         return pipe
@@ -57,8 +57,8 @@ class Reversed(Broken):
 class Stale(Memory):
     """Says that nothing is ever newer."""
 
-    def subscriber(self, name, size, index=0):
-        subscriber = super().subscriber(name, size, index)
+    def subscriber(self, conduit, index=0):
+        subscriber = super().subscriber(conduit, index)
         subscriber.probe = lambda than, out: than
         return subscriber
 
@@ -66,8 +66,8 @@ class Stale(Memory):
 class Shared(Memory):
     """Gives a version to the first receiver that asks, and to no other."""
 
-    def subscriber(self, name, size, index=0):
-        subscriber = super().subscriber(name, size, index)
+    def subscriber(self, conduit, index=0):
+        subscriber = super().subscriber(conduit, index)
         probe = type(subscriber).probe
 
         def once(than, out):
@@ -163,12 +163,12 @@ def test_a_broken_transport_is_found(broken):
 
 @pytest.fixture(params=[Memory, Shm])
 def make(request):
-    """Ends of a channel in a new transport of each kind."""
+    """Ends of a conduit in a new transport of each kind."""
     transports = []
 
     def made():
         transports.append(request.param())
-        return transports[-1].outbox(CHANNEL), transports[-1].inbox(CHANNEL)
+        return transports[-1].outbox(CONDUIT), transports[-1].inbox(CONDUIT)
 
     yield made
     for transport in transports:
@@ -190,7 +190,7 @@ def test_only_the_reserved_slot_can_be_pushed(make):
     assert inbox.probe() is None
 
 
-def test_a_channel_goes_on_from_its_state(make):
+def test_a_conduit_goes_on_from_its_state(make):
     outbox, inbox = make()
     inbox.grant(5)
     inbox.grant(6)
@@ -204,7 +204,7 @@ def test_a_channel_goes_on_from_its_state(make):
     assert not inbox.grant(7)
 
 
-def test_a_slot_shows_the_memory_of_its_channel(make):
+def test_a_slot_shows_the_memory_of_its_conduit(make):
     outbox, inbox = make()
     inbox.grant(0)
     slot = outbox.reserve()

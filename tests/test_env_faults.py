@@ -11,7 +11,7 @@ import tianji
 from tianji import Failure, Refusal, returns
 from tianji.actor import REBUILD, Actor
 from tianji.algorithm import Decision, Lanes
-from tianji.channel import Channel
+from tianji.channel import Conduit
 from tianji.env import Discrete, EnvSpec, TimeStep, register_env
 from tianji.evaluator import EVALUATE, EVALUATED, LOAD, Evaluator
 from tianji.evaluator import REBUILD as EVALUATOR_REBUILD
@@ -22,6 +22,8 @@ from tianji.types import EPISODES, GAP, PRODUCED, STEPS, Rollout, Row, leaf, rol
 
 T, B = 6, 2
 GAMMA, LAM = 0.5, 0.25
+
+SNAPSHOTS = Conduit("snapshots", "newest", {"w": leaf((1,), np.float32)})
 
 
 class Scripted:
@@ -96,19 +98,19 @@ def _first_life():
 
 
 class Acting:
-    """An actor, and both ends of its channel."""
+    """An actor, and both ends of its conduit."""
 
     def __init__(self, slots=4, **kwargs):
         spec = Scripted(**kwargs).spec
         Scripted.lives.clear()
         layout = rollout_layout(Row(spec.observation, spec.action.leaf, Counting.extras, {}), T, B)
-        self.transport, channel = Memory(), Channel("rollouts-0", layout, slots)
-        self.inbox = self.transport.inbox(channel)
-        self.memory = self.transport.memory(channel)
-        self.transport.publisher("snapshots", 1).push(3, np.zeros(1, np.float32))
+        self.transport, conduit = Memory(), Conduit("rollouts-0", "lane", layout, slots)
+        self.inbox = self.transport.inbox(conduit)
+        self.memory = self.transport.memory(conduit)
+        self.transport.publisher(SNAPSHOTS).push(3, np.zeros(1, np.float32))
         self.actor = Actor(
-            0, Scripted(**kwargs), Counting(), self.transport.outbox(channel),
-            self.transport.subscriber("snapshots", 1), 0.0, generator(0, "actor"), 5,
+            0, Scripted(**kwargs), Counting(), self.transport.outbox(conduit),
+            self.transport.subscriber(SNAPSHOTS), 0.0, generator(0, "actor"), 5,
             lambda n: Scripted(n, **kwargs),
         )  # fmt: skip
 
@@ -269,9 +271,9 @@ def test_no_window_of_replay_reaches_from_one_life_of_an_env_into_the_next(what,
 class Playing:
     def __init__(self, **kwargs):
         transport = Memory()
-        self.snapshots = transport.publisher("evaluations", 1)
+        self.snapshots = transport.publisher(SNAPSHOTS)
         self.evaluator = Evaluator(
-            Scripted(1, **kwargs), Counting(), transport.subscriber("evaluations", 1), 2, 7,
+            Scripted(1, **kwargs), Counting(), transport.subscriber(SNAPSHOTS), 2, 7,
             lambda n: Scripted(n, **kwargs),
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from thorough import examples
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.build import assemble, topologies
+from tianji.channel import End
 from tianji.config import JoinConfig, RelaxConfig, ScaleConfig
 from tianji.driver import Shuffled
 from tianji.join import (
@@ -27,7 +28,7 @@ from tianji.join import (
     averaged,
     edges,
     in_peers,
-    model_channel,
+    model_conduit,
     model_layout,
     moved,
     out_peers,
@@ -118,13 +119,13 @@ class World:
     def _connect(self):
         self.transport = transport = self._transport()
         layout = model_layout(self.trainers[0])
-        channels = {e: model_channel(*e, layout) for e in edges(self.graph, self.groups)}
+        conduits = {e: model_conduit(*e, layout) for e in edges(self.graph, self.groups)}
         self.mixers = []
         for g, trainer in enumerate(self.trainers):
             mixer = Witness(
                 trainer, g, self.groups,
-                {j: transport.outbox(c) for (i, j), c in channels.items() if i == g},
-                {i: transport.inbox(c) for (i, j), c in channels.items() if j == g},
+                {j: transport.outbox(c) for (i, j), c in conduits.items() if i == g},
+                {i: transport.inbox(c) for (i, j), c in conduits.items() if j == g},
                 **self._arguments,
             )  # fmt: skip
             mixer.world = self
@@ -142,7 +143,7 @@ class World:
         return self.did[g]
 
     def restart(self):
-        """All from their states, as a checkpoint holds them; channels are new."""
+        """All from their states, as a checkpoint holds them; conduits are new."""
         states = []
         for mixer in self.mixers:
             arrays = {}
@@ -575,12 +576,12 @@ def test_a_learner_that_was_saved_while_it_waited_asks_for_its_next_batch_once_i
 def test_conduits_have_the_prefix_of_their_group_and_roles_have_not():
     first, second = groups_of(SMALL_PPO, 2, learners=2)
     assert first.role_names == second.role_names
-    assert ("g1.rollouts-0", "send") in second.ends("actor-0")
-    assert ("g1.batches-1", "send") in second.ends("buffer")
-    assert ("g1.snapshots", "publish") in second.ends("learner")
-    assert ("models-1-0", "send") in second.ends("learner")
-    assert ("models-0-1", "receive") in second.ends("learner")
-    assert not any("models" in name for name, _ in second.ends("learner-1"))
+    assert End("g1.rollouts-0", "send") in second.ends("actor-0")
+    assert End("g1.batches-1", "send") in second.ends("buffer")
+    assert End("g1.snapshots", "send") in second.ends("learner")
+    assert End("models-1-0", "send") in second.ends("learner")
+    assert End("models-0-1", "receive") in second.ends("learner")
+    assert not any("models" in name for name, *_ in second.ends("learner-1"))
     assert groups_of(SMALL_PPO, 1)[0].prefix == ""
 
 

@@ -15,7 +15,7 @@ import tianji.server
 from tianji.actor import SIMULATE
 from tianji.algorithm import Decision
 from tianji.build import build
-from tianji.channel import Channel
+from tianji.channel import Conduit, End
 from tianji.config import RelaxConfig, ScaleConfig, load_config
 from tianji.driver import Forever, Serial, Shuffled
 from tianji.env import Discrete
@@ -30,6 +30,8 @@ from tianji.types import VERSION, Params, leaf, sha256
 OBSERVATION = {"obs": leaf((2,), np.float32)}
 EXTRAS = {"version": leaf((), np.int64), "batch": leaf((), np.int64)}
 SERVED = {"lead": float("inf"), "late": "pass", "take": "boundary", "infer": "server"}
+
+SNAPSHOTS = Conduit("snapshots", "newest", {"version": leaf((1,), np.float32)})
 
 
 class Steps(Toy):
@@ -149,20 +151,22 @@ class Asking:
     def __init__(self, actors, envs=2, published=True, **limits):
         self.now, self.batches = 0.0, []
         transport, policy = Memory(), Counting()
-        asks = [Channel(f"asks-{i}", asks_layout(OBSERVATION, envs), 1) for i in range(actors)]
+        asks = [
+            Conduit(f"asks-{i}", "queue", asks_layout(OBSERVATION, envs)) for i in range(actors)
+        ]
         before = {k: leaf(a.shape[1:], a.dtype) for k, a in policy.initial(1).items()}
         layout = answers_layout(leaf((), np.int64), EXTRAS, before, envs)
-        answers = [Channel(f"answers-{i}", layout, 1) for i in range(actors)]
+        answers = [Conduit(f"answers-{i}", "queue", layout) for i in range(actors)]
         self.remotes = [
             Remote(transport.outbox(a), transport.inbox(b))
             for a, b in zip(asks, answers, strict=True)
         ]
         self.states = [remote.initial(envs) for remote in self.remotes]
-        self.inboxes = [transport.inbox(channel) for channel in asks]
-        self.publisher = transport.publisher("snapshots", 1)
+        self.inboxes = [transport.inbox(conduit) for conduit in asks]
+        self.publisher = transport.publisher(SNAPSHOTS)
         self.server = Server(
-            policy, self.inboxes, [transport.outbox(channel) for channel in answers],
-            transport.subscriber("snapshots", 1), envs, np.random.default_rng(0),
+            policy, self.inboxes, [transport.outbox(conduit) for conduit in answers],
+            transport.subscriber(SNAPSHOTS), envs, np.random.default_rng(0),
             clock=lambda: self.now, **limits,
         )  # fmt: skip
         self.envs = envs
@@ -247,8 +251,8 @@ def test_before_the_first_version_the_server_waits_for_the_learner():
 
 def test_an_ask_waits_until_the_server_has_room_for_it():
     transport = Memory()
-    asks = Channel("asks-0", asks_layout(OBSERVATION, 2), 1)
-    answers = Channel("answers-0", answers_layout(leaf((), np.int64), {}, {}, 2), 1)
+    asks = Conduit("asks-0", "queue", asks_layout(OBSERVATION, 2))
+    answers = Conduit("answers-0", "queue", answers_layout(leaf((), np.int64), {}, {}, 2))
     remote = Remote(transport.outbox(asks), transport.inbox(answers))
     observation = {"obs": np.zeros((2, 2), np.float32)}
     assert not remote.act(observation, remote.initial(2), None)
@@ -360,9 +364,9 @@ def test_one_process_with_a_server_repeats_itself():
 def test_actors_of_a_server_hold_no_parameters():
     built = build(load_config(PPO))
     assert built.topology.ends("actor-1") == [
-        ("rollouts-1", "send"), ("asks-1", "send"), ("answers-1", "receive"),
+        End("rollouts-1", "send"), End("asks-1", "send"), End("answers-1", "receive"),
     ]  # fmt: skip
-    assert ("snapshots", "subscribe-0") in built.topology.ends("server")
+    assert End("snapshots", "receive") in built.topology.ends("server")
     assert all(actor._params.flat.size == 0 for actor in built.actors)
     built.close()
 

@@ -19,6 +19,7 @@ from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.buffer import batch_layout
 from tianji.build import topology
+from tianji.channel import End
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, StopConfig
 from tianji.driver import Serial
 from tianji.env import make_env
@@ -541,11 +542,11 @@ def test_pieces_of_a_streamed_batch_are_one_rollout_for_each_learner():
 def test_ends_of_every_learner_are_known():
     scale = ScaleConfig(engine="local", actors=2, learners=2)
     joined = topology(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
-    assert ("batches", "send") in joined.ends("buffer")
-    assert ("batches-1", "send") in joined.ends("buffer")
-    assert ("batches-1", "receive") in joined.ends("learner-1")
-    assert ("snapshots", "publish") in joined.ends("learner")
-    assert ("snapshots", "publish") not in joined.ends("learner-1")
+    assert End("batches", "send") in joined.ends("buffer")
+    assert End("batches-1", "send") in joined.ends("buffer")
+    assert End("batches-1", "receive") in joined.ends("learner-1")
+    assert End("snapshots", "send") in joined.ends("learner")
+    assert End("snapshots", "send") not in joined.ends("learner-1")
 
 
 def test_an_empty_share_leaves_parameters_and_moments_alone():

@@ -56,7 +56,7 @@ def message_of(cell: Cell) -> np.ndarray:
 
 
 def storage_of(cell: Cell) -> np.ndarray:
-    """Where messages land: as many places as tianji's channels have slots."""
+    """Where messages land: as many places as tianji's conduits have slots."""
     return np.ones((cell.slots * cell.actors, cell.size), np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""One way between two sleepers: a ping-pong over two channels, and over two eventfds.
+"""One way between two sleepers: a ping-pong over two conduits, and over two eventfds.
 
 python transfer_latency.py tianji|eventfd [ROUND TRIPS]
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tianji.channel import Channel
+from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
 from tianji.types import leaf
 
@@ -36,9 +36,9 @@ def echo(trips: int, send: Callable[[], None], receive: Callable[[], None]) -> N
         send()
 
 
-def tianji(transport: Shm, there: Channel, back: Channel) -> tuple[Callable[[], None], ...]:
-    """Send into one channel, receive from the other; each side of the fork calls it once."""
-    transport.keep([(there.name, "send"), (back.name, "receive")])
+def tianji(transport: Shm, there: Conduit, back: Conduit) -> tuple[Callable[[], None], ...]:
+    """Send into one conduit, receive from the other; each side of the fork calls it once."""
+    transport.keep([End(there.name, "send"), End(back.name, "receive")])
     outbox, inbox = transport.outbox(there), transport.inbox(back)
     while inbox.grant(0):
         pass
@@ -76,7 +76,8 @@ def main() -> None:
     kind, trips = sys.argv[1], int((*sys.argv, "5000")[2])
     if kind == "tianji":
         # Two slots: one is being granted again while the other travels.
-        there, back = (Channel(name, {"x": leaf((64,), np.uint8)}, 2) for name in ("there", "back"))
+        layout = {"x": leaf((64,), np.uint8)}
+        there, back = (Conduit(name, "queue", layout, 2) for name in ("there", "back"))
         made = Shm()
         made.open(there)
         made.open(back)

@@ -12,9 +12,11 @@ import time
 
 import numpy as np
 from transfer_common import Cell, cell_of_argv, message_of
-from transfer_tianji import channel_of, use_of
+from transfer_tianji import conduit_of, use_of
 
+from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
+from tianji.types import leaf
 
 LAPS = 40
 
@@ -30,13 +32,13 @@ def sample_s(cell: Cell) -> float:
 def send_and_receive_s(cell: Cell) -> tuple[float, float]:
     """The medians over laps in which another process sends as many as there are slots, and then
     this one receives them: nobody waits, and what is received was written by another core."""
-    transport, channel = Shm(), channel_of(cell, 0)
-    transport.open(channel)
+    transport, conduit = Shm(), conduit_of(cell, 0)
+    transport.open(conduit)
     told, said = os.pipe()
     pid = os.fork()
     if pid == 0:
-        transport.keep([(channel.name, "send")])
-        outbox, message = transport.outbox(channel), message_of(cell)
+        transport.keep([End(conduit.name, "send")])
+        outbox, message = transport.outbox(conduit), message_of(cell)
         for _ in range(LAPS):
             while outbox.reserve() is None:
                 transport.wait(0.1)
@@ -48,8 +50,8 @@ def send_and_receive_s(cell: Cell) -> tuple[float, float]:
                 outbox.push(slot)
             os.write(said, struct.pack("<d", (time.perf_counter() - begun) / cell.slots))
         os._exit(0)
-    transport.keep([(channel.name, "receive")])
-    inbox, use = transport.inbox(channel), use_of(cell)
+    transport.keep([End(conduit.name, "receive")])
+    inbox, use = transport.inbox(conduit), use_of(cell)
     sends, receives = [], []
     for _ in range(LAPS):
         while inbox.grant(0):
@@ -68,8 +70,9 @@ def send_and_receive_s(cell: Cell) -> tuple[float, float]:
 
 def probe_ns(calls: int = 200_000) -> float:
     transport = Shm()
-    subscriber = transport.subscriber("policy", 1000)
-    publisher = transport.publisher("policy", 1000)
+    policy = Conduit("policy", "newest", {"w": leaf((1000,), np.float32)})
+    subscriber = transport.subscriber(policy)
+    publisher = transport.publisher(policy)
     out, seen = np.zeros(1000, np.float32), range(calls)
     publisher.push(3, out)
     newest = subscriber.probe(-1, out)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transfer_common import Cell, Senders, cell_of_argv, message_of, result, storage_of
 
-from tianji.channel import Channel
+from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
 from tianji.types import leaf
 
@@ -16,14 +16,14 @@ Use = Callable[[int, np.ndarray], None]
 """What a receiver does with a message of this actor, where it lies."""
 
 
-def channel_of(cell: Cell, index: int) -> Channel:
-    return Channel(f"actor-{index}", {"x": leaf((cell.size,), np.uint8)}, cell.slots)
+def conduit_of(cell: Cell, index: int) -> Conduit:
+    return Conduit(f"actor-{index}", "lane", {"x": leaf((cell.size,), np.uint8)}, cell.slots)
 
 
 def sender(cell: Cell, transport: Shm, index: int, start: Callable[[], None]) -> dict[str, Any]:
-    channel = channel_of(cell, index)
-    transport.keep([(channel.name, "send")])
-    outbox, message = transport.outbox(channel), message_of(cell)
+    conduit = conduit_of(cell, index)
+    transport.keep([End(conduit.name, "send")])
+    outbox, message = transport.outbox(conduit), message_of(cell)
     clock, sample = time.perf_counter, cell.sample
 
     def send(quota: int, seconds: float, sample: float) -> int:
@@ -61,11 +61,11 @@ def sender(cell: Cell, transport: Shm, index: int, start: Callable[[], None]) ->
 
 
 class Receiver:
-    """Takes what arrives on every channel, and grants each slot again."""
+    """Takes what arrives on every conduit, and grants each slot again."""
 
     def __init__(self, cell: Cell, transport: Shm) -> None:
         self._transport = transport
-        self._inboxes = [transport.inbox(channel_of(cell, i)) for i in range(cell.actors)]
+        self._inboxes = [transport.inbox(conduit_of(cell, i)) for i in range(cell.actors)]
         for inbox in self._inboxes:
             while inbox.grant(0):
                 pass
@@ -115,9 +115,9 @@ def main() -> None:
     cell = cell_of_argv()
     transport = Shm()
     for index in range(cell.actors):
-        transport.open(channel_of(cell, index))
+        transport.open(conduit_of(cell, index))
     senders = Senders(cell, lambda index, start: sender(cell, transport, index, start))
-    transport.keep([(channel_of(cell, i).name, "receive") for i in range(cell.actors)])
+    transport.keep([(conduit_of(cell, i).name, "receive") for i in range(cell.actors)])
     receiver, use = Receiver(cell, transport), use_of(cell)
     # The same use as later, so that the receiver has touched every page before the clock starts.
     receiver.receive(cell.slots * cell.actors, None if cell.work == "verify" else use)

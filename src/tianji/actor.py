@@ -138,7 +138,7 @@ class Actor:
         self.produced, self._seq = produced, seq
 
     def state(self) -> State:
-        """A rollout that is half made lies in the channel's memory; here is how far it is."""
+        """A rollout that is half made lies in the lane's memory; here is how far it is."""
         state: State = {
             "produced": self.produced,
             "seq": self._seq,

@@ -26,12 +26,12 @@ from tianji.algorithm import (
 )
 from tianji.balance import Balance, uneven_rounds
 from tianji.buffer import MOST_OUT, Buffer, batch_layout, priority_layout
-from tianji.channel import Channel, Transport
+from tianji.channel import Conduit, End, Transport
 from tianji.config import Config
 from tianji.env import Env
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
-from tianji.join import Graph, Mixer, edges, model_channel, model_layout
+from tianji.join import Graph, Mixer, edges, model_conduit, model_layout
 from tianji.learner import ALONE, Learner
 from tianji.machine import free_memory
 from tianji.relax import Relaxation
@@ -41,7 +41,7 @@ from tianji.spec import MIXING, check_halves, make_spec, relax_of
 from tianji.team import Shared, Team
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
-from tianji.types import Array, Layout, Params, Row, leaf, rollout_layout
+from tianji.types import Array, Layout, Row, leaf, rollout_layout
 
 EVAL_ENVS = 8
 """envs that an evaluation steps together, at most"""
@@ -86,52 +86,52 @@ class Topology:
     spare: list[Env] = field(default_factory=list)
     """an env that was made to look at, for the first actor that is made here"""
 
-    def ends(self, role: str) -> list[tuple[str, str]]:
-        """(conduit, end) of every conduit that a role holds an end of, or reads in place."""
+    def ends(self, role: str) -> list[End]:
+        """Every end of a conduit that a role holds."""
         lanes = [lane.name for lane in self.lanes]
         kind, _, index = role.partition("-")
         match kind:
             case "actor":
-                lane = (lanes[int(index)], "send")
+                lane = End(lanes[int(index)], "send")
                 if self.serves:
                     asks, answers = self.asks[int(index)].name, self.answers[int(index)].name
-                    return [lane, (asks, "send"), (answers, "receive")]
-                return [lane, (self.snapshots, f"subscribe-{index}")]
+                    return [lane, End(asks, "send"), End(answers, "receive")]
+                return [lane, End(self.snapshots.name, "receive", int(index))]
             case "server":
                 return [
-                    *((channel.name, "receive") for channel in self.asks),
-                    *((channel.name, "send") for channel in self.answers),
-                    (self.snapshots, "subscribe-0"),
+                    *(End(conduit.name, "receive") for conduit in self.asks),
+                    *(End(conduit.name, "send") for conduit in self.answers),
+                    End(self.snapshots.name, "receive"),
                 ]
             case "buffer":
-                batches = [(self.batches_name(i), "send") for i in range(self.spec.learners)]
-                told = [(self.priorities_name(i), "receive") for i in range(self.spec.learners)]
+                batches = [End(self.batches_name(i), "send") for i in range(self.spec.learners)]
+                told = [End(self.priorities_name(i), "receive") for i in range(self.spec.learners)]
                 told = told if self.prioritizes else []
-                return [*((lane, "receive") for lane in lanes), *batches, *told]
+                return [*(End(lane, "receive") for lane in lanes), *batches, *told]
             case "learner":
-                batches = [(self.batches_name(int(index or 0)), "receive")]
+                batches = [End(self.batches_name(int(index or 0)), "receive")]
                 if self.prioritizes:
-                    batches.append((self.priorities_name(int(index or 0)), "send"))
-                ends = [*((lane, "read") for lane in lanes), *batches]
+                    batches.append(End(self.priorities_name(int(index or 0)), "send"))
+                ends = [*(End(lane, "read") for lane in lanes), *batches]
                 return ends if index else [*ends, *self._ends_of_the_first()]
             case _:
-                return [(self.evaluations, "subscribe-0")]
+                return [End(self.evaluations.name, "receive")]
 
-    def _ends_of_the_first(self) -> list[tuple[str, str]]:
+    def _ends_of_the_first(self) -> list[End]:
         """What the first learner of a group holds beside those that all have."""
         group = self.spec.group
-        evaluations = [(self.evaluations, "publish")] if self.evaluates else []
+        evaluations = [End(self.evaluations.name, "send")] if self.evaluates else []
         models = [
-            (channel.name, "send" if i == group else "receive")
-            for (i, j), channel in self.models.items()
+            End(conduit.name, "send" if i == group else "receive")
+            for (i, j), conduit in self.models.items()
             if group in (i, j)
         ]
-        shared = [("shared", "read")] if self.shared else []
-        return [(self.snapshots, "publish"), *evaluations, *models, *shared]
+        shared = [End("shared", "read")] if self.shared else []
+        return [End(self.snapshots.name, "send"), *evaluations, *models, *shared]
 
-    def holder(self, conduit: str, end: str) -> str:
-        """The host that holds this end of a channel."""
-        return next(host for host in self.hosts if (conduit, end) in self.host_ends(host))
+    def holder(self, end: End) -> str:
+        """The host that holds this end."""
+        return next(host for host in self.hosts if end in self.host_ends(host))
 
     @property
     def role_names(self) -> list[str]:
@@ -148,22 +148,20 @@ class Topology:
         return self.relax.infer == "server"
 
     @property
-    def subscribers(self) -> int:
-        """Of snapshots."""
-        return 1 if self.serves else self.spec.actors
-
-    @property
     def prefix(self) -> str:
         """Of the names of this group's conduits; the models' have none, being between groups."""
         return f"g{self.spec.group}." if self.spec.groups > 1 else ""
 
-    @property
-    def snapshots(self) -> str:
-        return f"{self.prefix}{SNAPSHOTS}"
+    @cached_property
+    def snapshots(self) -> Conduit:
+        """From the first learner to the actors, or to the server."""
+        receivers = 1 if self.serves else self.spec.actors
+        name = f"{self.prefix}{SNAPSHOTS}"
+        return Conduit(name, "newest", self.params, receivers=receivers)
 
-    @property
-    def evaluations(self) -> str:
-        return f"{self.prefix}{EVALUATIONS}"
+    @cached_property
+    def evaluations(self) -> Conduit:
+        return Conduit(f"{self.prefix}{EVALUATIONS}", "newest", self.params)
 
     def priorities_name(self, learner: int) -> str:
         return f"{self.prefix}priorities-{learner}" if learner else f"{self.prefix}priorities"
@@ -247,11 +245,13 @@ class Topology:
         return Row(env.held, env.action_leaf, self.policy.extras, once, env.reward_leaf)
 
     @cached_property
-    def params_size(self) -> int:
-        return Params(self.policy.shapes).flat.size
+    def params(self) -> Layout:
+        """What a policy needs in order to act."""
+        shapes = self.policy.shapes
+        return {name: leaf(shape, np.float32) for name, shape in shapes.items()}
 
     @cached_property
-    def lanes(self) -> list[Channel]:
+    def lanes(self) -> list[Conduit]:
         spec, relax = self.spec, self.relax
         layout = rollout_layout(self.row, spec.T, spec.envs)
         # Beside what the store holds: what is being made for `lead` updates and the current one,
@@ -265,25 +265,26 @@ class Topology:
             slots *= spec.actors  # one of them may be active alone
         elif relax.late == "pass" and self.config.algorithm.on_policy:
             slots *= 2  # half of the actors can stand still, and the others go on
-        return [Channel(f"{self.prefix}rollouts-{i}", layout, slots) for i in range(spec.actors)]
+        names = (f"{self.prefix}rollouts-{i}" for i in range(spec.actors))
+        return [Conduit(name, "lane", layout, slots) for name in names]
 
     @cached_property
-    def models(self) -> dict[tuple[int, int], Channel]:
+    def models(self) -> dict[tuple[int, int], Conduit]:
         """What the first learners of two groups exchange, by (from, to); all groups' are here."""
         if not self.mixes:
             return {}
         layout = model_layout(self._trainer)
         pairs = edges(self.joined.graph, self.spec.groups)
-        return {(i, j): model_channel(i, j, layout) for i, j in pairs}
+        return {(i, j): model_conduit(i, j, layout) for i, j in pairs}
 
     @cached_property
-    def shared(self) -> Channel | None:
+    def shared(self) -> Conduit | None:
         """The memory in which the learners of all groups have one set of parameters, with room for
         all that they learn; None: each has its own."""
         if self.relax.join != "hogwild":
             return None
         size = Shared.size(sum(array.size for array in self._trainer.networks().values()))
-        return Channel("shared", {"flat": leaf((size,), np.float32)}, slots=1)
+        return Conduit("shared", "memory", {"flat": leaf((size,), np.float32)})
 
     @property
     def hosts(self) -> dict[str, list[str]]:
@@ -293,13 +294,13 @@ class Topology:
         apart = {f"{self.prefix}{name}": [name] for name in self.role_names if name not in within}
         return ({f"{self.prefix}worker": within} if within else {}) | apart
 
-    def host_ends(self, host: str) -> list[tuple[str, str]]:
+    def host_ends(self, host: str) -> list[End]:
         """As `ends`, of all conduits that leave a host."""
         ends = [end for role in self.hosts[host] for end in self.ends(role)]
         if self.relax.hosts == "apart":
             return ends
-        between = {self.evaluations, "shared", *(c.name for c in self.models.values())}
-        return [(conduit, end) for conduit, end in ends if conduit in between]
+        between = {self.evaluations.name, "shared", *(c.name for c in self.models.values())}
+        return [end for end in ends if end.conduit in between]
 
     @property
     def leader(self) -> str:
@@ -312,20 +313,20 @@ class Topology:
         return self.config.algorithm.trainer(dataclasses.replace(self.spec, device="cpu"))
 
     @property
-    def asks(self) -> list[Channel]:
+    def asks(self) -> list[Conduit]:
         layout = asks_layout(self.spec.env.observation, self.spec.envs)
         return [
-            Channel(f"{self.prefix}asks-{i}", layout, 1)
+            Conduit(f"{self.prefix}asks-{i}", "queue", layout)
             for i in range(self.spec.actors)
             if self.serves
         ]
 
     @property
-    def answers(self) -> list[Channel]:
+    def answers(self) -> list[Conduit]:
         env, envs = self.spec.env, self.spec.envs
         layout = answers_layout(env.action_leaf, self.policy.extras, self.recurrent, envs)
         return [
-            Channel(f"{self.prefix}answers-{i}", layout, 1)
+            Conduit(f"{self.prefix}answers-{i}", "queue", layout)
             for i in range(self.spec.actors)
             if self.serves
         ]
@@ -347,24 +348,24 @@ class Topology:
             return store.streamed(learners)
         return _shared_equally(store.windowed(self.relax.window), learners)
 
-    def batches(self, store: Store, learner: int = 0) -> Channel:
+    def batches(self, store: Store, learner: int = 0) -> Conduit:
         layout = batch_layout(store.selection, self.spec.learners)
-        return Channel(self.batches_name(learner), layout, self._depth(store))
+        return Conduit(self.batches_name(learner), "queue", layout, self._depth(store))
 
-    def priorities(self, store: Store, learner: int = 0) -> Channel | None:
+    def priorities(self, store: Store, learner: int = 0) -> Conduit | None:
         """What a learner tells of the steps of its updates, where the store wants to know."""
         if not self.prioritizes:
             return None
         if not isinstance(store, PriorityStore):
             raise _incomplete(store, "prioritize")
         layout = priority_layout(store.selection, self.spec.learners)
-        return Channel(self.priorities_name(learner), layout, self._depth(store) + 1)
+        return Conduit(self.priorities_name(learner), "queue", layout, self._depth(store) + 1)
 
     def memory(self, transport: Transport) -> dict[str, Mapping[str, Array]]:
-        """What each channel of the group holds, by its name."""
+        """What each conduit of the group holds, by its name."""
         store, learners = self.store(transport), range(self.spec.learners)
-        channels = [*self.lanes, *(self.batches(store, i) for i in learners), *self.told(store)]
-        return {channel.name: transport.memory(channel) for channel in channels}
+        conduits = [*self.lanes, *(self.batches(store, i) for i in learners), *self.told(store)]
+        return {conduit.name: transport.memory(conduit) for conduit in conduits}
 
     def _depth(self, store: Store) -> int:
         """Pieces that a learner asks for ahead: this batch's, and the next one's; only this batch's
@@ -382,7 +383,7 @@ class Topology:
             snapshots = None
         else:
             policy = self.config.algorithm.policy(dataclasses.replace(spec, actor=index))
-            snapshots = transport.subscriber(self.snapshots, self.params_size, index)
+            snapshots = transport.subscriber(self.snapshots, index)
         return Actor(
             index=index,
             env=self.spare.pop() if self.spare else self.make(spec.envs),
@@ -400,9 +401,9 @@ class Topology:
     def server(self, transport: Transport, clock: Callable[[], float] | None = None) -> Server:
         return Server(
             policy=self.config.algorithm.policy(self.spec),
-            asks=[transport.inbox(channel) for channel in self.asks],
-            answers=[transport.outbox(channel) for channel in self.answers],
-            snapshots=transport.subscriber(self.snapshots, self.params_size),
+            asks=[transport.inbox(conduit) for conduit in self.asks],
+            answers=[transport.outbox(conduit) for conduit in self.answers],
+            snapshots=transport.subscriber(self.snapshots),
             envs=self.spec.envs,
             rng=generator(self.spec.seed, "server", self.spec.index("server")),
             max_batch=self.relax.max_batch,
@@ -422,13 +423,13 @@ class Topology:
             ordered=relax.late == "wait",
             max_staleness=most - (relax.window - 1),
             record=not relax.exact,
-            priorities=[transport.inbox(channel) for channel in self.told(store)],
+            priorities=[transport.inbox(conduit) for conduit in self.told(store)],
         )
 
-    def told(self, store: Store) -> list[Channel]:
+    def told(self, store: Store) -> list[Conduit]:
         """The priorities of all learners, where there are such."""
         told = (self.priorities(store, i) for i in range(self.spec.learners))
-        return [channel for channel in told if channel is not None]
+        return [conduit for conduit in told if conduit is not None]
 
     def learner(
         self,
@@ -454,12 +455,10 @@ class Topology:
             store=store,
             batches=transport.inbox(self.batches(store, index)),
             depth=self._depth(store),
-            snapshots=transport.publisher(self.snapshots, self.params_size) if first else None,
+            snapshots=transport.publisher(self.snapshots) if first else None,
             publish=TRIGGERS[when] if when else Every(self.relax.publish),
             evaluations=(
-                transport.publisher(self.evaluations, self.params_size)
-                if first and self.evaluates
-                else None
+                transport.publisher(self.evaluations) if first and self.evaluates else None
             ),
             team=team,
             mixer=self._mixer(trainer, transport) if first and self.mixes else None,
@@ -475,8 +474,8 @@ class Topology:
             trainer,
             group,
             self.spec.groups,
-            outboxes={j: transport.outbox(channel) for (i, j), channel in models if i == group},
-            inboxes={i: transport.inbox(channel) for (i, j), channel in models if j == group},
+            outboxes={j: transport.outbox(conduit) for (i, j), conduit in models if i == group},
+            inboxes={i: transport.inbox(conduit) for (i, j), conduit in models if j == group},
             graph=join.graph,
             every=join.every,
             patience=join.patience,
@@ -487,7 +486,7 @@ class Topology:
         return Evaluator(
             env=self.make(min(EVAL_ENVS, episodes)),
             policy=self.config.algorithm.policy(self.spec),
-            snapshots=transport.subscriber(self.evaluations, self.params_size),
+            snapshots=transport.subscriber(self.evaluations),
             episodes=episodes,
             seed=int(generator(self.spec.seed, "eval_env").integers(2**31)),
             make=self.make,
@@ -495,8 +494,8 @@ class Topology:
 
     def check_memory(self) -> None:
         """Refuse rollouts that do not fit, before they are asked for."""
-        channels = [*self.lanes * self.spec.groups, *self.models.values()]
-        need, free = sum(channel.nbytes for channel in channels), free_memory()
+        conduits = [*self.lanes * self.spec.groups, *self.models.values()]
+        need, free = sum(conduit.nbytes for conduit in conduits), free_memory()
         if free is not None and need > free:
             raise Refusal(
                 f"rollouts and replay need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "

@@ -1,6 +1,6 @@
 """One-way typed conduits between roles: the sender pushes, the receiver probes, neither waits.
 
-A channel owns a fixed number of slots, each a set of named arrays. The receiver grants a slot
+A conduit owns a fixed number of slots, each a set of named arrays. The receiver grants a slot
 with a tag, an integer that the sender can read; the sender reserves the granted slot, fills it
 and pushes it; the receiver probes it, uses it in place, and releases it. So back-pressure is a
 grant not given, nothing is copied on the way, and no side ever waits.
@@ -10,27 +10,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tianji.types import Array, Layout, Leaves
 
+Kind = Literal["lane", "queue", "newest", "memory"]
+"""An actor's time ring; first in first out; only the newest of versioned values; no messages at
+all, but memory that several read and write in place."""
+
+Side = Literal["send", "receive", "read"]
+
 
 @dataclass(frozen=True)
-class Channel:
-    """What a transport needs to know of a conduit."""
+class Conduit:
+    """What a transport needs to know of what joins roles."""
 
     name: str
+    kind: Kind
     layout: Layout
-    slots: int
+    """of a slot; of a newest-only conduit: of a value"""
+    slots: int = 1
     """how many items can be between grant and release"""
+    receivers: int = 1
+    """of a newest-only conduit"""
+    ordered: bool = True
+    """must slots be pushed in the order of their grants?"""
 
     @property
     def nbytes(self) -> int:
         return self.slots * sum(leaf.nbytes for leaf in self.layout.values())
 
 
+class End(NamedTuple):
+    """One role's hold on a conduit: it sends, receives, or reads the memory in place."""
+
+    conduit: str
+    side: Side
+    index: int = 0  # type: ignore[assignment]  # hides the method of a tuple
+    """which receiver, of a newest-only conduit"""
+
+
 class Slot:
-    """One item's place in a channel's memory; views are made when they are asked for."""
+    """One item's place in a conduit's memory; views are made when they are asked for."""
 
     __slots__ = ("index", "memory", "tag")
 
@@ -52,7 +73,7 @@ class Slot:
 
 
 class Gone(Exception):
-    """The other end of a channel no longer exists: its process has ended."""
+    """The other end of a conduit no longer exists: its process has ended."""
 
 
 class Outbox(Protocol):
@@ -122,17 +143,17 @@ class Subscriber(Protocol):
 class Transport(Protocol):
     """What moves slots."""
 
-    def outbox(self, channel: Channel) -> Outbox: ...
+    def outbox(self, conduit: Conduit) -> Outbox: ...
 
-    def inbox(self, channel: Channel) -> Inbox: ...
+    def inbox(self, conduit: Conduit) -> Inbox: ...
 
-    def memory(self, channel: Channel) -> Mapping[str, Array]:
+    def memory(self, conduit: Conduit) -> Mapping[str, Array]:
         """Every leaf of all slots, [slots, ...]: for a third role that reads in place."""
 
-    def publisher(self, name: str, size: int) -> Publisher:
-        """The sender's end of a newest-only conduit for `size` float32 numbers."""
+    def publisher(self, conduit: Conduit) -> Publisher:
+        """The sender's end of a newest-only conduit."""
 
-    def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
+    def subscriber(self, conduit: Conduit, index: int = 0) -> Subscriber:
         """The end of its receiver of this index; there is one for each."""
 
     def wait(self, timeout: float) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from tianji.algorithm import Trainer
-from tianji.channel import Channel, Inbox, Outbox, Slot
+from tianji.channel import Conduit, Inbox, Outbox, Slot
 from tianji.role import Did, State
 from tianji.types import Array, Layout, Leaves, leaf
 
@@ -61,9 +61,9 @@ def model_layout(trainer: Trainer) -> Layout:
     return {ROUND: leaf((1,), np.int64)} | {n: leaf((a.size,), a.dtype) for n, a in arrays}
 
 
-def model_channel(sender: int, receiver: int, layout: Layout) -> Channel:
+def model_conduit(sender: int, receiver: int, layout: Layout) -> Conduit:
     """One slot: a model is overwritten only when its receiver is done with it."""
-    return Channel(f"models-{sender}-{receiver}", layout, slots=1)
+    return Conduit(f"models-{sender}-{receiver}", "queue", layout)
 
 
 class Mixer:
@@ -134,7 +134,7 @@ class Mixer:
         }
 
     def load_state(self, state: State) -> None:
-        """Go on with channels that are new. What had arrived for the round under way is pushed
+        """Go on with conduits that are new. What had arrived for the round under way is pushed
         again by all, and dropped by those that have done it."""
         self.round, self._due, self._pushed = state["round"], state["due"], state["pushed"]
         self.skipped, self.dropped = state["skipped"], state["dropped"]

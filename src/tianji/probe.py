@@ -25,7 +25,7 @@ from tianji import trace
 from tianji.actor import Actor
 from tianji.algorithm import Spec
 from tianji.build import Built, Topology, assemble, topology
-from tianji.channel import Channel, Inbox
+from tianji.channel import Conduit, Inbox
 from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig, load_config
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
@@ -271,17 +271,17 @@ def acting(config: Config, envs: int) -> Measurement:
     env = make(envs)
     spec = _spec(of_config, env)
     joined = Topology(of_config, spec, make)
-    lane = Channel("rollouts-0", rollout_layout(joined.row, spec.T, envs), 2)
+    lane = Conduit("rollouts-0", "lane", rollout_layout(joined.row, spec.T, envs), 2)
     transport = Memory()
     policy = config.algorithm.policy(dataclasses.replace(spec, actor=0))
     params = config.algorithm.trainer(dataclasses.replace(spec, device="cpu")).params(0)
-    transport.publisher("snapshots", params.flat.size).push(0, params.flat)
+    transport.publisher(joined.snapshots).push(0, params.flat)
     actor = Actor(
         index=0,
         env=env,
         policy=policy,
         rollouts=transport.outbox(lane),
-        snapshots=transport.subscriber("snapshots", params.flat.size),
+        snapshots=transport.subscriber(joined.snapshots),
         behind=math.inf,
         rng=generator(config.seed, "actor"),
         seed=config.seed,
@@ -532,11 +532,12 @@ def _until_updates(driver: Serial, built: Built, updates: int) -> None:
 
 
 def channel(cores: Sequence[int]) -> Measurement:
-    """Two processes and a channel between them: seconds that a push takes, that its receipt takes,
+    """Two processes and a conduit between them: seconds that a push takes, that its receipt takes,
     and from a push until the other side has noticed. The other one runs on `cores`. Takes `seconds`
     to measure for, once."""
     transport = Shm()
-    there, back = (Channel(name, {"head": leaf((8,), np.int64)}, 16) for name in ("there", "back"))
+    layout = {"head": leaf((8,), np.int64)}
+    there, back = (Conduit(name, "queue", layout, 16) for name in ("there", "back"))
     for conduit in (there, back):
         transport.open(conduit)
     pid = os.fork()
@@ -577,7 +578,7 @@ def channel(cores: Sequence[int]) -> Measurement:
     return measure
 
 
-def _echo(transport: Shm, there: Channel, back: Channel, cores: Sequence[int]) -> None:
+def _echo(transport: Shm, there: Conduit, back: Conduit, cores: Sequence[int]) -> None:
     """The other process: it sends everything back."""
     try:
         os.sched_setaffinity(0, cores)

@@ -94,7 +94,7 @@ class Leaf:
 
 
 Layout = dict[str, Leaf]
-"""The named arrays that one slot of a channel holds."""
+"""The named arrays that one slot of a conduit holds."""
 
 
 def leaf(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Leaf:

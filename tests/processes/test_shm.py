@@ -16,14 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tianji.channel import Channel, Gone
+from tianji.channel import Conduit, End, Gone
 from tianji.testing import check_transport
 from tianji.transports import shm
 from tianji.transports.shm import DESCRIPTOR, Shm
 from tianji.types import leaf
 
 LAYOUT = {"x": leaf((2,), np.int64)}
-CHANNEL = Channel("c", LAYOUT, slots=2)
+CONDUIT = Conduit("c", "lane", LAYOUT, slots=2)
+NEWEST = Conduit("n", "newest", {"w": leaf((3,), np.float32)})
+MANY = Conduit("n", "newest", {"w": leaf((3,), np.float32)}, receivers=256)
 
 
 def descriptors():
@@ -101,8 +103,8 @@ class Broken(Shm):
 class EarlyRelease(Broken):
     """Frees a slot as soon as it is probed, while the receiver still reads it."""
 
-    def inbox(self, channel):
-        inbox = super().inbox(channel)
+    def inbox(self, conduit):
+        inbox = super().inbox(conduit)
         if self.between:
             probe, release = inbox.probe, inbox.release
 
@@ -119,14 +121,14 @@ class EarlyRelease(Broken):
 class InTurn(Broken):
     """Grants slots in turn, whichever was released."""
 
-    def inbox(self, channel):
-        inbox = super().inbox(channel)
+    def inbox(self, conduit):
+        inbox = super().inbox(conduit)
         if self.between:
             grant, count = inbox.grant, iter(range(10_000))
 
             def in_turn(tag):
                 if inbox._free:
-                    inbox._free[0] = next(count) % channel.slots
+                    inbox._free[0] = next(count) % conduit.slots
                 return grant(tag)
 
             inbox.grant = in_turn
@@ -136,8 +138,8 @@ class InTurn(Broken):
 class Loses(Broken):
     """Drops an item on its way."""
 
-    def inbox(self, channel):
-        inbox = super().inbox(channel)
+    def inbox(self, conduit):
+        inbox = super().inbox(conduit)
         if self.between:
             probe = inbox.probe
 
@@ -152,8 +154,8 @@ class Loses(Broken):
 class Hasty(Broken):
     """Offers a slot to the receiver when it is reserved, before it is filled."""
 
-    def outbox(self, channel):
-        outbox = super().outbox(channel)
+    def outbox(self, conduit):
+        outbox = super().outbox(conduit)
         if self.between:
             reserve, push = outbox.reserve, outbox.push
 
@@ -170,8 +172,8 @@ class Hasty(Broken):
 class Torn(Broken):
     """Copies a version and does not verify that it was not overwritten meanwhile."""
 
-    def subscriber(self, name, size, index=0):
-        subscriber = super().subscriber(name, size, index)
+    def subscriber(self, conduit, index=0):
+        subscriber = super().subscriber(conduit, index)
         if self.between:
             words, data = subscriber._copies.words, subscriber._copies.data
 
@@ -199,8 +201,8 @@ class Sleepy(Broken):
 class NeverGone(Broken):
     """Pushes to a receiver that is dead as if nothing were wrong."""
 
-    def outbox(self, channel):
-        outbox = super().outbox(channel)
+    def outbox(self, conduit):
+        outbox = super().outbox(conduit)
         if self.between:
             push = outbox.push
 
@@ -223,8 +225,8 @@ class Hoarder(Broken):
 class ReclaimsNothing(Broken):
     """Leaves with a dead sender what it was granted."""
 
-    def inbox(self, channel):
-        inbox = super().inbox(channel)
+    def inbox(self, conduit):
+        inbox = super().inbox(conduit)
         if self.between:
             inbox.reclaim = list
         return inbox
@@ -259,8 +261,8 @@ class ForgetsPushes(Broken):
 class ReclaimsBackwards(Broken):
     """Puts slots that were reclaimed behind the free ones, the last one first."""
 
-    def inbox(self, channel):
-        inbox = super().inbox(channel)
+    def inbox(self, conduit):
+        inbox = super().inbox(conduit)
         if self.between:
             reclaim = inbox.reclaim
 
@@ -335,7 +337,7 @@ def test_a_transport_that_is_broken_between_processes_is_found(broken):
     ids=["one is missing", "garbled", "another slot", "another tag"],
 )
 def test_a_descriptor_that_is_not_due_is_refused(transport, descriptor, error):
-    inbox = transport.inbox(CHANNEL)
+    inbox = transport.inbox(CONDUIT)
     inbox.grant(5)
     os.write(transport._files["c"]["items_w"], DESCRIPTOR.pack(*descriptor))
     with pytest.raises(ValueError, match=error):
@@ -346,7 +348,7 @@ def test_a_descriptor_that_is_not_due_is_refused(transport, descriptor, error):
 OTHER = """
 import json, socket, sys
 import numpy as np
-from tianji.channel import Channel
+from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
 from tianji.types import leaf
 
@@ -354,8 +356,9 @@ conduits = socket.socket(fileno=int(sys.argv[1]))
 table, fds, _, _ = socket.recv_fds(conduits, 4096, 100)
 conduits.close()
 transport = Shm.unpack(json.loads(table), fds)
-outbox = transport.outbox(Channel("c", {"x": leaf((2,), np.int64)}, 2))
-newest, flat = transport.subscriber("n", 3, 1), np.zeros(3, np.float32)
+outbox = transport.outbox(Conduit("c", "lane", {"x": leaf((2,), np.int64)}, 2))
+snapshots = Conduit("n", "newest", {"w": leaf((3,), np.float32)}, receivers=256)
+newest, flat = transport.subscriber(snapshots, 1), np.zeros(3, np.float32)
 while (version := newest.probe(6, flat)) == 6:
     transport.wait(20.0)
 while (slot := outbox.reserve()) is None:
@@ -366,17 +369,17 @@ outbox.push(slot)
 
 
 def test_ends_can_be_carried_to_another_program(transport):
-    transport.open(CHANNEL)
-    transport.open_newest("n", 3, receivers=2)
-    table, fds = transport.pack([("c", "send"), ("n", "subscribe-1")])
+    transport.open(CONDUIT)
+    transport.open(MANY)
+    table, fds = transport.pack([End("c", "send"), End("n", "receive", 1)])
     mine, yours = socket.socketpair()
     with mine, yours:
         command = [sys.executable, "-c", OTHER, str(yours.fileno())]
         other = subprocess.Popen(command, pass_fds=[yours.fileno()])
         socket.send_fds(mine, [json.dumps(table).encode()], fds)
-    transport.keep([("c", "receive"), ("n", "publish")])
+    transport.keep([End("c", "receive"), End("n", "send")])
     try:
-        inbox, publisher = transport.inbox(CHANNEL), transport.publisher("n", 3)
+        inbox, publisher = transport.inbox(CONDUIT), transport.publisher(NEWEST)
         inbox.grant(0)
         publisher.push(7, np.full(3, 2, np.float32))
         deadline = time.monotonic() + 20
@@ -395,10 +398,10 @@ def test_ends_can_be_carried_to_another_program(transport):
 
 
 def test_pushing_to_a_receiver_that_is_gone_raises(transport):
-    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
+    outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
     inbox.grant(0)
     slot = outbox.reserve()
-    transport.keep([("c", "send")])
+    transport.keep([End("c", "send")])
     with pytest.raises(Gone):
         outbox.push(slot)
     assert outbox.reserve() is slot
@@ -406,8 +409,8 @@ def test_pushing_to_a_receiver_that_is_gone_raises(transport):
 
 def everything(transport):
     """Every kind of end, used."""
-    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
-    subscriber, publisher = transport.subscriber("n", 3, 0), transport.publisher("n", 3)
+    outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
+    subscriber, publisher = transport.subscriber(NEWEST), transport.publisher(NEWEST)
     inbox.grant(0)
     outbox.push(outbox.reserve())
     publisher.push(0, np.ones(3, np.float32))
@@ -431,8 +434,8 @@ def test_no_descriptor_and_no_memory_is_left_after_close():
 def test_what_was_unpacked_and_not_used_is_closed_too():
     before = descriptors()
     transport = Shm()
-    transport.open(CHANNEL)
-    table, fds = transport.pack([("c", "receive"), ("c", "send"), ("c", "read")])
+    transport.open(CONDUIT)
+    table, fds = transport.pack([End("c", "receive"), End("c", "send"), End("c", "read")])
     copy = Shm.unpack(table, [os.dup(fd) for fd in fds])
     copy.close()
     transport.close()
@@ -442,7 +445,7 @@ def test_what_was_unpacked_and_not_used_is_closed_too():
 def test_an_array_outlives_the_transport_it_came_from():
     before = mappings()
     transport = Shm()
-    array = transport.memory(CHANNEL)["x"]
+    array = transport.memory(CONDUIT)["x"]
     array[:] = 3
     transport.close()
     assert mappings() == before + 1
@@ -452,14 +455,14 @@ def test_an_array_outlives_the_transport_it_came_from():
 
 
 def test_a_role_that_waits_burns_nothing(transport):
-    transport.open(CHANNEL)
-    transport.open_newest("n", 3, receivers=1)
-    transport.publisher("n", 3).push(0, np.ones(3, np.float32))
+    transport.open(CONDUIT)
+    transport.open(NEWEST)
+    transport.publisher(NEWEST).push(0, np.ones(3, np.float32))
 
     def idle():
-        transport.keep([("c", "receive"), ("n", "subscribe-0")])
-        transport.inbox(CHANNEL)
-        subscriber, out = transport.subscriber("n", 3, 0), np.zeros(3, np.float32)
+        transport.keep([End("c", "receive"), End("n", "receive")])
+        transport.inbox(CONDUIT)
+        subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
         version = subscriber.probe(-1, out)
         begin, end = time.process_time(), time.monotonic() + 1.0
         while (left := end - time.monotonic()) > 0:
@@ -480,8 +483,8 @@ def waits(transport, seconds=0.2):
 
 
 def test_a_role_sleeps_again_after_it_was_woken_by_a_version(transport):
-    subscriber, out = transport.subscriber("n", 3, 0), np.zeros(3, np.float32)
-    publisher = transport.publisher("n", 3)
+    subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+    publisher = transport.publisher(NEWEST)
     subscriber.probe(-1, out)
     transport.wait(0.0)
     publisher.push(0, np.ones(3, np.float32))
@@ -489,21 +492,21 @@ def test_a_role_sleeps_again_after_it_was_woken_by_a_version(transport):
 
 
 def test_a_role_sleeps_again_after_it_was_woken_by_a_death(transport):
-    inbox = transport.inbox(CHANNEL)
-    transport.keep([("c", "receive")])
+    inbox = transport.inbox(CONDUIT)
+    transport.keep([End("c", "receive")])
     assert waits(transport) < 10
     assert inbox.ended
 
 
 def test_a_forked_role_does_not_wake_for_what_another_has_not_read(transport):
-    transport.open(CHANNEL)
+    transport.open(CONDUIT)
 
     def idle():
-        transport.keep([("c", "receive")])
-        transport.inbox(CHANNEL)
+        transport.keep([End("c", "receive")])
+        transport.inbox(CONDUIT)
         return waits(transport)
 
-    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
+    outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
     inbox.grant(0)
     assert in_a_fork(idle) < 10
     begin = time.monotonic()
@@ -513,7 +516,7 @@ def test_a_forked_role_does_not_wake_for_what_another_has_not_read(transport):
 
 
 def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
-    outbox, inbox = transport.outbox(CHANNEL), transport.inbox(CHANNEL)
+    outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
     inbox.grant(0)
     assert inbox.probe() is None
     transport.wait(0.0)
@@ -529,8 +532,8 @@ def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
 
 
 def test_every_slot_of_a_long_lane_can_be_out(transport):
-    channel = Channel("long", LAYOUT, slots=3000)  # 2048 descriptors fill a pipe of 64 KiB
-    outbox, inbox = transport.outbox(channel), transport.inbox(channel)
+    conduit = Conduit("long", "lane", LAYOUT, slots=3000)  # 2048 descriptors fill a pipe of 64 KiB
+    outbox, inbox = transport.outbox(conduit), transport.inbox(conduit)
     for tag in range(3000):
         assert inbox.grant(tag)
     for _ in range(3000):
@@ -540,8 +543,10 @@ def test_every_slot_of_a_long_lane_can_be_out(transport):
 
 
 def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
-    channel = Channel("longer", LAYOUT, slots=40_000)  # a pipe of 1 MiB holds 32,768 descriptors
-    outbox, inbox = transport.outbox(channel), transport.inbox(channel)
+    conduit = Conduit(
+        "longer", "lane", LAYOUT, slots=40_000
+    )  # a pipe of 1 MiB holds 32,768 descriptors
+    outbox, inbox = transport.outbox(conduit), transport.inbox(conduit)
     granted = 0
     while inbox.grant(granted):
         granted += 1
@@ -561,8 +566,8 @@ def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
 
 @pytest.mark.parametrize("index", [0, 255])
 def test_every_one_of_many_receivers_is_woken(transport, index):
-    subscriber, out = transport.subscriber("n", 3, index), np.zeros(3, np.float32)
-    publisher = transport.publisher("n", 3)
+    subscriber, out = transport.subscriber(MANY, index), np.zeros(3, np.float32)
+    publisher = transport.publisher(NEWEST)
     assert subscriber.probe(-1, out) == -1
     transport.wait(0.0)
     publisher.push(0, np.ones(3, np.float32))
@@ -574,8 +579,8 @@ def test_every_one_of_many_receivers_is_woken(transport, index):
 
 
 def test_a_version_that_comes_between_a_probe_and_a_wait_is_not_slept_over(transport):
-    subscriber, out = transport.subscriber("n", 3, 0), np.zeros(3, np.float32)
-    publisher = transport.publisher("n", 3)
+    subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+    publisher = transport.publisher(NEWEST)
     for version in range(2):
         assert subscriber.probe(version - 1, out) == version - 1
         publisher.push(version, np.ones(3, np.float32))
@@ -591,7 +596,7 @@ def test_memory_that_cannot_be_had_is_an_error_at_once():
         before = descriptors()
         transport = Shm()
         try:
-            transport.open(Channel("large", {"x": leaf((2**20,), np.uint8)}, slots=2))
+            transport.open(Conduit("large", "lane", {"x": leaf((2**20,), np.uint8)}, slots=2))
         except MemoryError as error:
             transport.close()
             return [str(error), descriptors() == before]
@@ -606,7 +611,7 @@ def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
-            Shm().open(Channel("huge", {"x": leaf((2**40,), np.uint8)}, slots=100))
+            Shm().open(Conduit("huge", "lane", {"x": leaf((2**40,), np.uint8)}, slots=100))
         except MemoryError as error:
             return str(error)
 

@@ -254,7 +254,7 @@ class Host:
         return self._judges and self._learner is not None and self._learner.leads
 
     def _renew(self, content: State, fds: list[int]) -> None:
-        """The role at the other end of a channel died, and another one takes its place."""
+        """The role at the other end of a conduit died, and another one takes its place."""
         index = int(content["role"].partition("-")[2] or 0)
         about = {"role": content["role"], "renewals": content["renewals"]}
         if self._buffer is not None:

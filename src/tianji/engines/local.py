@@ -14,6 +14,7 @@ import numpy as np
 
 from tianji.actor import INACTIVE
 from tianji.build import Topology, topologies
+from tianji.channel import End
 from tianji.config import Config
 from tianji.engines.changing import Changing
 from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated
@@ -183,7 +184,9 @@ class LocalEngine:
             changing.apply()
         elif parts and group.relax.hosts == "apart" and group.relax.lead > 0:
             everyone = list(range(most))  # some may have rested when it was saved
-            self._send(group.holder(group.lanes[0].name, "receive"), "active", {"actors": everyone})
+            self._send(
+                group.holder(End(group.lanes[0].name, "receive")), "active", {"actors": everyone}
+            )
 
     def turn(self) -> list[Event]:
         self._poll(TURN)
@@ -331,23 +334,22 @@ class LocalEngine:
         """Every conduit between hosts: made here, so that it is refused here if it is too big."""
         transport = Shm()
         self._closing.callback(transport.close)
-        for channel in self.topology.models.values():
-            transport.open(channel)
+        for conduit in self.topology.models.values():
+            transport.open(conduit)
         if self.topology.shared is not None:
             transport.open(self.topology.shared)
         for group in self._groups:
             if group.evaluates:
-                transport.open_newest(group.evaluations, group.params_size, 1)
+                transport.open(group.evaluations)
             if group.relax.hosts == "worker":
                 continue
-            for channel in (*group.lanes, *group.asks, *group.answers):
-                transport.open(channel)
+            for conduit in (*group.lanes, *group.asks, *group.answers, group.snapshots):
+                transport.open(conduit)
             store = group.store(transport)
             for learner in range(group.spec.learners):
                 transport.open(group.batches(store, learner))
-            for channel in group.told(store):
-                transport.open(channel)
-            transport.open_newest(group.snapshots, group.params_size, group.subscribers)
+            for conduit in group.told(store):
+                transport.open(conduit)
         return transport
 
     @property
@@ -570,7 +572,7 @@ class LocalEngine:
         self._events += [Faulted(fault) for fault in supervisor.answer(died)]
 
     def _let_follow(self, host: Host) -> None:
-        """A role that was restarted goes on once it and the other side of its channels are
+        """A role that was restarted goes on once it and the other side of its conduits are
         ready."""
         assert self._supervisor is not None
         if (content := self._supervisor.follows(host)) is None:

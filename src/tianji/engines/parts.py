@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tianji.build import Topology
-from tianji.channel import Channel
+from tianji.channel import Conduit
 from tianji.role import State
 from tianji.types import PRODUCED, Array
 
@@ -20,7 +20,7 @@ def gather(
     most_bytes: float,
 ) -> dict[str, State]:
     """The parts of a checkpoint from the states of all roles of a group and the memory of its
-    channels."""
+    conduits."""
     learners = [dict(roles[name]) for name in _learners(topology)]
     buffer = dict(roles["buffer"])
     store = buffer["lanes"] is not None and used_bytes(buffer, topology.lanes) <= most_bytes
@@ -49,8 +49,8 @@ def gather(
 def scatter(
     parts: Mapping[str, State], topology: Topology, memory: Mapping[str, Mapping[str, Array]]
 ) -> dict[str, State]:
-    """The states of all roles of a group from a checkpoint's parts; channel memory is filled in
-    place. A store of another size is left out, as if it had not been saved."""
+    """The states of all roles of a group from a checkpoint's parts; the memory of its conduits is
+    filled in place. A store of another size is left out, as if it had not been saved."""
     run = parts["run"]
     learners = [dict(parts["trainer"]), *(dict(state) for state in run["learners"])]
     buffer, actors = dict(run["buffer"]), [dict(state) for state in run["actors"]]
@@ -82,7 +82,7 @@ def has_store(parts: Mapping[str, State], topology: Topology) -> bool:
     return "store" in parts and parts["run"]["slots"] == [lane.slots for lane in topology.lanes]
 
 
-def used_bytes(buffer: State, lanes: Iterable[Channel]) -> int:
+def used_bytes(buffer: State, lanes: Iterable[Conduit]) -> int:
     """What the rollouts of a checkpoint would take."""
     return sum(
         lane.nbytes // lane.slots * state["used"]
@@ -153,8 +153,8 @@ def advance(parts: dict[str, State], counts: Mapping[str, int], on_policy: bool)
     if lost:
         buffer["base"] += lost
         buffer["expected"] = [[lane, update + lost] for lane, update in buffer["expected"]]
-        for channel in (*buffer["lanes"], *(learner["batches"] for learner in learners)):
-            channel["tag"] += lost
+        for conduit in (*buffer["lanes"], *(learner["batches"] for learner in learners)):
+            conduit["tag"] += lost
             for kind in ("granted", "pushed"):
-                channel[kind] = [[slot, tag + lost] for slot, tag in channel[kind]]
+                conduit[kind] = [[slot, tag + lost] for slot, tag in conduit[kind]]
     return lost

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tianji.build import Topology
+from tianji.channel import End, Side
 from tianji.config import FaultsConfig
 from tianji.engines.engine import HostFailed
 from tianji.engines.hosts import Died, Host, Hosts
@@ -28,8 +29,7 @@ BACKOFF, MOST = 0.25, 4.0
 """seconds that a host waits after its second short life, after each further one twice as long, and
 the most of it"""
 
-OTHER = {"send": "receive", "receive": "send"}
-"""the other end of a channel"""
+OTHER: Mapping[Side, Side] = {"send": "receive", "receive": "send"}
 
 
 class Supervisor:
@@ -90,7 +90,7 @@ class Supervisor:
         return [self._replace(d.host, d.fault) for d in died if d.host is not None]
 
     def renewed(self, content: State) -> Host | None:
-        """The other side of a channel is ready for the role that takes a dead one's place, which
+        """The other side of a conduit is ready for the role that takes a dead one's place, which
         may be ready itself; None: it said so of a life that is over, too."""
         following = self._following[content["role"]]
         if content["renewals"] != following["renewals"]:
@@ -108,9 +108,9 @@ class Supervisor:
         return content
 
     def let_go(self, host: str) -> None:
-        """Close the pipes of a host's channels here, so that its death is noticed."""
-        for name, _ in self._channels(host):
-            self._transport.let_go(name)
+        """Close the pipes of a host's conduits here, so that its death is noticed."""
+        for end in self._pipes(host):
+            self._transport.let_go(end.conduit)
 
     def _replace(self, host: Host, fault: Fault) -> Fault:
         budget = self._budgets[host.kind]
@@ -131,14 +131,14 @@ class Supervisor:
         return min(BACKOFF * 2.0 ** (times - 2), MOST) if times > 1 else 0.0
 
     def _renew(self, host: str) -> None:
-        """Give the living side of a dead host's channels new pipes, so that what was granted to it
+        """Give the living side of a dead host's conduits new pipes, so that what was granted to it
         can be granted again."""
         self._renewals += 1
-        peers: dict[str, list[tuple[str, str]]] = {}
-        for name, end in self._channels(host):
+        peers: dict[str, list[End]] = {}
+        for name, side, _ in self._pipes(host):
             self._transport.renew(name)
-            peer = self._group_of(host).holder(name, OTHER[end])
-            peers.setdefault(peer, []).append((name, OTHER[end]))
+            other = End(name, OTHER[side])
+            peers.setdefault(self._group_of(host).holder(other), []).append(other)
         self._following[host] = {"renewals": self._renewals, "peers": len(peers)}
         for peer, ends in peers.items():
             table, fds = self._transport.pack(ends)
@@ -156,6 +156,9 @@ class Supervisor:
     def _group_of(self, host: str) -> Topology:
         return next(group for group in self._groups if host in group.hosts)
 
-    def _channels(self, host: str) -> list[tuple[str, str]]:
-        ends = self._group_of(host).host_ends(host)
-        return [(name, end) for name, end in ends if end in OTHER]
+    def _pipes(self, host: str) -> list[End]:
+        """The ends that must be renewed where a host is dead."""
+        group = self._group_of(host)
+        newest = group.snapshots.name, group.evaluations.name
+        ends = group.host_ends(host)
+        return [end for end in ends if end.side in OTHER and end.conduit not in newest]

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from tianji.channel import Channel, Gone, Slot, Transport
+from tianji.channel import Conduit, End, Gone, Slot, Transport
 from tianji.testing.items import (
     LAYOUT,
     SLOTS,
@@ -28,6 +28,7 @@ from tianji.testing.items import (
     shared,
     whole,
 )
+from tianji.types import leaf
 
 FOR_EVER = 3600.0
 """seconds to sleep where only a wake-up that never came would let them pass"""
@@ -38,15 +39,11 @@ SIZES = {1_000: 2_000, 100_000: 800, 2_000_000: 60}
 class Crossing(Transport, Protocol):
     """What a transport between processes has beside the template, so that it can be checked."""
 
-    def open(self, channel: Channel) -> None:
-        """Make what the channel needs, in the process that the others are forked from."""
+    def open(self, conduit: Conduit) -> None:
+        """Make what the conduit needs, in the process that the others are forked from."""
 
-    def open_newest(self, name: str, size: int, receivers: int) -> None:
-        """Make what a newest-only conduit with this many receivers needs, there as well."""
-
-    def keep(self, ends: Iterable[tuple[str, str]]) -> None:
-        """Called first in every process after the fork: only these ends will be made here. An end
-        is (conduit, "send" | "receive" | "publish" | "subscribe-0" | "subscribe-1" | ...). What
+    def keep(self, ends: Iterable[End]) -> None:
+        """Called first in every process after the fork: only these ends will be made here. What
         belongs to the others is given up, so that they are noticed when they die."""
 
 
@@ -72,7 +69,7 @@ class Part:
     """What one process does."""
 
     name: str
-    ends: Sequence[tuple[str, str]]
+    ends: Sequence[End]
     work: Callable[[], None]
     dies: bool = False
     """Is it its part to be killed?"""
@@ -83,7 +80,7 @@ class Part:
 def _check_methods(make: Callable[[], Transport]) -> None:
     transport = make()
     transport.close()
-    missing = [name for name in ("open", "open_newest", "keep") if not hasattr(transport, name)]
+    missing = [name for name in ("open", "keep") if not hasattr(transport, name)]
     if missing:
         raise TypeError(
             f"{type(transport).__name__} cannot be checked between processes: it has no "
@@ -97,27 +94,27 @@ def _check_senders(
 ) -> None:
     """Each sender in a process of its own, and the receiver in one."""
     transport = cast(Crossing, make())
-    channels = [Channel(f"check-{i}", LAYOUT, SLOTS) for i in range(senders)]
-    for channel in channels:
-        transport.open(channel)
+    conduits = [Conduit(f"check-{i}", "lane", LAYOUT, SLOTS) for i in range(senders)]
+    for conduit in conduits:
+        transport.open(conduit)
     *rngs, mine = rng.spawn(senders + 1)
     parts = [
         Part(
             f"sender {i}",
-            [(channel.name, "send")],
-            partial(_send, transport, channel, i, items, rngs[i]),
+            [End(conduit.name, "send")],
+            partial(_send, transport, conduit, i, items, rngs[i]),
         )
-        for i, channel in enumerate(channels)
+        for i, conduit in enumerate(conduits)
     ]
-    ends = [(channel.name, "receive") for channel in channels]
-    work = partial(_receive, transport, channels, items, mine, limit)
+    ends = [End(conduit.name, "receive") for conduit in conduits]
+    work = partial(_receive, transport, conduits, items, mine, limit)
     _play(transport, [*parts, Part("the receiver", ends, work)], rng, limit)
 
 
 def _send(
-    transport: Transport, channel: Channel, sender: int, items: int, rng: np.random.Generator
+    transport: Transport, conduit: Conduit, sender: int, items: int, rng: np.random.Generator
 ) -> None:
-    outbox = transport.outbox(channel)
+    outbox = transport.outbox(conduit)
     for number in range(items):
         while (slot := outbox.reserve()) is None:
             transport.wait(FOR_EVER)
@@ -133,15 +130,15 @@ def _send(
 
 def _receive(
     transport: Transport,
-    channels: Sequence[Channel],
+    conduits: Sequence[Conduit],
     items: int,
     rng: np.random.Generator,
     limit: float,
 ) -> None:
-    inboxes = [transport.inbox(channel) for channel in channels]
-    granted, probed, released = ([0] * len(channels) for _ in range(3))
+    inboxes = [transport.inbox(conduit) for conduit in conduits]
+    granted, probed, released = ([0] * len(conduits) for _ in range(3))
     held: list[tuple[int, int, Slot]] = []
-    while sum(released) < items * len(channels):
+    while sum(released) < items * len(conduits):
         moved = False
         for i, inbox in enumerate(inboxes):
             if granted[i] < items and grant(inbox, granted[i], granted[i] - released[i]):
@@ -171,11 +168,11 @@ def _receive(
 
 def _check_wake(make: Callable[[], Transport], rng: np.random.Generator, limit: float) -> None:
     """A receiver does not sleep over what it has not probed, even where `out` has counted it."""
-    transport, channel = cast(Crossing, make()), Channel("check-wake", LAYOUT, SLOTS)
-    transport.open(channel)
+    transport, conduit = cast(Crossing, make()), Conduit("check-wake", "lane", LAYOUT, SLOTS)
+    transport.open(conduit)
 
     def receive() -> None:
-        inbox = transport.inbox(channel)
+        inbox = transport.inbox(conduit)
         inbox.grant(0)
         while inbox.out:
             time.sleep(0.001)
@@ -184,10 +181,10 @@ def _check_wake(make: Callable[[], Transport], rng: np.random.Generator, limit: 
         assert slot is not None, "an item that out has counted as pushed must be there to probe"
         inbox.release(slot)
 
-    send = partial(_send, transport, channel, 0, 1, rng.spawn(1)[0])
+    send = partial(_send, transport, conduit, 0, 1, rng.spawn(1)[0])
     parts = [
-        Part("the sender", [(channel.name, "send")], send),
-        Part("the receiver that slept over an item", [(channel.name, "receive")], receive),
+        Part("the sender", [End(conduit.name, "send")], send),
+        Part("the receiver that slept over an item", [End(conduit.name, "receive")], receive),
     ]
     _play(transport, parts, rng, limit)
 
@@ -196,13 +193,13 @@ def _check_sender_death(
     make: Callable[[], Transport], moment: float | None, rng: np.random.Generator, limit: float
 ) -> None:
     """A sender is killed in the middle of its third item, or `moment` seconds after its first."""
-    transport, channel = cast(Crossing, make()), Channel("check-death", LAYOUT, SLOTS)
-    transport.open(channel)
+    transport, conduit = cast(Crossing, make()), Conduit("check-death", "lane", LAYOUT, SLOTS)
+    transport.open(conduit)
     counts = shared(2)
     """items that were begun to be pushed, and those that were pushed"""
 
     def send() -> None:
-        outbox = transport.outbox(channel)
+        outbox = transport.outbox(conduit)
         while True:
             while (slot := outbox.reserve()) is None:
                 transport.wait(FOR_EVER)
@@ -218,7 +215,7 @@ def _check_sender_death(
                 signal.setitimer(signal.ITIMER_REAL, moment)
 
     def receive() -> None:
-        inbox = transport.inbox(channel)
+        inbox = transport.inbox(conduit)
         granted = probed = 0
         end = time.monotonic() + limit / 2
         while True:
@@ -240,8 +237,8 @@ def _check_sender_death(
         reclaim(inbox, list(range(probed, granted)), SLOTS)
 
     parts = [
-        Part("the sender", [(channel.name, "send")], send, dies=True),
-        Part("the receiver", [(channel.name, "receive")], receive),
+        Part("the sender", [End(conduit.name, "send")], send, dies=True),
+        Part("the receiver", [End(conduit.name, "receive")], receive),
     ]
     _play(transport, parts, rng, limit)
 
@@ -249,12 +246,12 @@ def _check_sender_death(
 def _check_receiver_death(
     make: Callable[[], Transport], rng: np.random.Generator, limit: float
 ) -> None:
-    transport, channel = cast(Crossing, make()), Channel("check-gone", LAYOUT, 100)
-    transport.open(channel)
+    transport, conduit = cast(Crossing, make()), Conduit("check-gone", "lane", LAYOUT, 100)
+    transport.open(conduit)
 
     def send() -> None:
-        outbox = transport.outbox(channel)
-        for number in range(channel.slots):
+        outbox = transport.outbox(conduit)
+        for number in range(conduit.slots):
             while (slot := outbox.reserve()) is None:
                 transport.wait(FOR_EVER)
             fill(slot, 0, number)
@@ -268,16 +265,16 @@ def _check_receiver_death(
         )
 
     def receive() -> None:
-        inbox = transport.inbox(channel)
-        for number in range(channel.slots):
+        inbox = transport.inbox(conduit)
+        for number in range(conduit.slots):
             inbox.grant(number)
         while inbox.probe() is None:
             transport.wait(FOR_EVER)
         os.kill(os.getpid(), signal.SIGKILL)
 
     parts = [
-        Part("the sender", [(channel.name, "send")], send),
-        Part("the receiver", [(channel.name, "receive")], receive, dies=True),
+        Part("the sender", [End(conduit.name, "send")], send),
+        Part("the receiver", [End(conduit.name, "receive")], receive, dies=True),
     ]
     _play(transport, parts, rng, limit)
 
@@ -286,14 +283,15 @@ def _check_snapshots(
     make: Callable[[], Transport], size: int, reads: int, rng: np.random.Generator, limit: float
 ) -> None:
     """One process pushes as fast as it can until two others have read enough versions."""
-    transport, name = cast(Crossing, make()), "check-snapshots"
-    transport.open_newest(name, size, 2)
+    transport = cast(Crossing, make())
+    conduit = Conduit("check-snapshots", "newest", {"w": leaf((size,), np.float32)}, receivers=2)
+    transport.open(conduit)
     counts = shared(3)
     """the version at which the sender has paused, and how often each receiver has read"""
     counts[0] = -1
 
     def publish() -> None:
-        publisher, flat, version = transport.publisher(name, size), np.empty(size, np.float32), -1
+        publisher, flat, version = transport.publisher(conduit), np.empty(size, np.float32), -1
         while counts[1:].min() < reads:
             version += 1
             flat.fill(version)
@@ -306,7 +304,7 @@ def _check_snapshots(
         publisher.push(version + 1, flat)
 
     def subscribe(index: int) -> None:
-        subscriber = transport.subscriber(name, size, index)
+        subscriber = transport.subscriber(conduit, index)
         out, version = np.empty(size, np.float32), -1
         while (last := int(counts[0])) < 0 or version < 0:
             seen, version = version, subscriber.probe(version, out)
@@ -322,10 +320,10 @@ def _check_snapshots(
         whole(last + 1, last, out)
 
     parts = [
-        Part(f"receiver {i}", [(name, f"subscribe-{i}")], partial(subscribe, i), halts=True)
+        Part(f"receiver {i}", [End(conduit.name, "receive", i)], partial(subscribe, i), halts=True)
         for i in range(2)
     ]
-    sender = Part("the sender", [(name, "publish")], publish, halts=True)
+    sender = Part("the sender", [End(conduit.name, "send")], publish, halts=True)
     _play(transport, [sender, *parts], rng, limit)
 
 
@@ -333,14 +331,15 @@ def _check_publisher_death(
     make: Callable[[], Transport], moment: float, rng: np.random.Generator, limit: float
 ) -> None:
     """What was pushed last can still be read when its sender was killed in the next push."""
-    transport, name, size = cast(Crossing, make()), "check-last", max(SIZES)
-    transport.open_newest(name, size, 1)
+    transport, size = cast(Crossing, make()), max(SIZES)
+    conduit = Conduit("check-last", "newest", {"w": leaf((size,), np.float32)})
+    transport.open(conduit)
     counts = shared(2)
     """the version that was begun to be pushed, and the one that was pushed"""
     counts[:] = -1
 
     def publish() -> None:
-        publisher, flat = transport.publisher(name, size), np.empty(size, np.float32)
+        publisher, flat = transport.publisher(conduit), np.empty(size, np.float32)
         while True:
             flat.fill(counts[1] + 1)
             counts[0] += 1
@@ -350,7 +349,7 @@ def _check_publisher_death(
                 signal.setitimer(signal.ITIMER_REAL, moment)
 
     def subscribe() -> None:
-        subscriber, out = transport.subscriber(name, size), np.empty(size, np.float32)
+        subscriber, out = transport.subscriber(conduit), np.empty(size, np.float32)
         last = -1
         while last < 0 or counts[1] > last:
             last = int(counts[1])
@@ -360,8 +359,8 @@ def _check_publisher_death(
         whole(version, -1, out)
 
     parts = [
-        Part("the sender", [(name, "publish")], publish, dies=True),
-        Part("the receiver", [(name, "subscribe-0")], subscribe),
+        Part("the sender", [End(conduit.name, "send")], publish, dies=True),
+        Part("the receiver", [End(conduit.name, "receive")], subscribe),
     ]
     _play(transport, parts, rng, limit)
 

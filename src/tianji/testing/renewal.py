@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from tianji.channel import Channel, Gone, Transport
+from tianji.channel import Conduit, End, Gone, Side, Transport
 from tianji.testing.crossing import Crossing, Part, forked
 from tianji.testing.items import (
     LAYOUT,
@@ -29,17 +29,17 @@ from tianji.testing.items import (
 from tianji.types import Array
 
 LIVES = 30
-"""processes that hold an end of a channel, one after the other"""
+"""processes that hold an end of a conduit, one after the other"""
 
 
 class Renewing(Crossing, Protocol):
     """What a transport has where a process that took a dead one's place can go on with its end."""
 
     def renew(self, name: str) -> None:
-        """A process that held an end of this channel is dead: make what both ends need anew, in
+        """A process that held an end of this conduit is dead: make what both ends need anew, in
         the process that the others are forked from."""
 
-    def pack(self, ends: Iterable[tuple[str, str]]) -> tuple[Mapping[str, Any], list[int]]:
+    def pack(self, ends: Iterable[End]) -> tuple[Mapping[str, Any], list[int]]:
         """What the process at the other end needs of it: a table, as JSON can hold it, and
         descriptors, which are sent to it."""
 
@@ -70,15 +70,15 @@ def _check_new_senders(
 ) -> None:
     """One sender after the other is killed, until enough items have arrived; the receiver lets the
     next one fill what was granted to the dead one, or takes it back and grants it anew."""
-    transport, channel = cast(Renewing, make()), Channel("check-renewal", LAYOUT, SLOTS)
-    transport.open(channel)
+    transport, conduit = cast(Renewing, make()), Conduit("check-renewal", "lane", LAYOUT, SLOTS)
+    transport.open(conduit)
     items = 10 * LIVES
     begun, done = shared(LIVES + 1), shared(100_000)
     """items that each life has begun, and the life that pushed each item"""
     slow = rng.spawn(1)[0]
 
     def send(life: int) -> None:
-        outbox = transport.outbox(channel)
+        outbox = transport.outbox(conduit)
         while True:
             while (slot := outbox.reserve()) is None:
                 transport.wait(0.01)
@@ -94,7 +94,7 @@ def _check_new_senders(
             done[slot.tag] = life
 
     def receive(line: socket.socket) -> None:
-        inbox, granted, probed, newest = transport.inbox(channel), 0, 0, 1
+        inbox, granted, probed, newest = transport.inbox(conduit), 0, 0, 1
         while probed < items or newest < LIVES:
             dawdle(slow)
             transport.wait(0.0)
@@ -126,7 +126,7 @@ def _check_new_senders(
             inbox.release(slot)
             probed += 1
 
-    _play_lives(transport, channel, ("send", send), ("receive", receive), begun, rng, limit)
+    _play_lives(transport, conduit, ("send", send), ("receive", receive), begun, rng, limit)
 
 
 def _check_new_receivers(
@@ -134,14 +134,14 @@ def _check_new_receivers(
 ) -> None:
     """One receiver after the other is killed; the sender goes on with the next one's grants, and
     sees none that a dead one gave."""
-    transport, channel = cast(Renewing, make()), Channel("check-heirs", LAYOUT, SLOTS)
-    transport.open(channel)
+    transport, conduit = cast(Renewing, make()), Conduit("check-heirs", "lane", LAYOUT, SLOTS)
+    transport.open(conduit)
     begun = shared(LIVES + 1)
     """items that each life has received"""
     slow = rng.spawn(1)[0]
 
     def receive(life: int) -> None:
-        inbox, granted, probed = transport.inbox(channel), 0, 0
+        inbox, granted, probed = transport.inbox(conduit), 0, 0
         while True:
             while inbox.grant(1_000_000 * life + granted):
                 granted += 1
@@ -160,7 +160,7 @@ def _check_new_receivers(
             inbox.release(slot)
 
     def send(line: socket.socket) -> None:
-        outbox, newest = transport.outbox(channel), 1
+        outbox, newest = transport.outbox(conduit), 1
         while newest < LIVES or begun[LIVES] < 10:
             if _told(line):
                 newest += 1
@@ -177,28 +177,28 @@ def _check_new_receivers(
                 while not _told(line):
                     time.sleep(0.001)
 
-    _play_lives(transport, channel, ("receive", receive), ("send", send), begun, rng, limit)
+    _play_lives(transport, conduit, ("receive", receive), ("send", send), begun, rng, limit)
 
 
 def _play_lives(
     transport: Renewing,
-    channel: Channel,
-    mortal: tuple[str, Callable[[int], None]],
-    other: tuple[str, Callable[[socket.socket], None]],
+    conduit: Conduit,
+    mortal: tuple[Side, Callable[[int], None]],
+    other: tuple[Side, Callable[[socket.socket], None]],
     begun: Array,
     rng: np.random.Generator,
     limit: float,
 ) -> None:
     """One end in a process that lasts, the other in processes that are killed, each at a random
     moment after it has begun, and followed by the next."""
-    name, end = channel.name, time.monotonic() + limit
+    name, end = conduit.name, time.monotonic() + limit
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    lasting = Part(f"the one that lasts ({other[0]})", [(name, other[0])],
+    lasting = Part(f"the one that lasts ({other[0]})", [End(name, other[0])],
                     partial(other[1], theirs))  # fmt: skip
     failed, running = [], dict[int, tuple[str, int]]()
 
     def fork(life: int) -> int:
-        part = Part(f"life {life}", [(name, mortal[0])], partial(mortal[1], life))
+        part = Part(f"life {life}", [End(name, mortal[0])], partial(mortal[1], life))
         pid, report = forked(transport, part, limit)
         running[pid] = part.name, report
         return pid
@@ -227,7 +227,7 @@ def _play_lives(
             if failed or _over(running) or time.monotonic() > end:
                 break
             transport.renew(name)
-            table, fds = transport.pack([(name, other[0])])
+            table, fds = transport.pack([End(name, other[0])])
             first = rng.random() < 0.5
             if first:
                 pid = fork(life)

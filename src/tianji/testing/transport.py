@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tianji.channel import Channel, Inbox, Outbox, Slot, Transport
+from tianji.channel import Conduit, Inbox, Outbox, Slot, Transport
 from tianji.testing.crossing import check_crossing
 from tianji.testing.items import (
     LAYOUT,
@@ -18,6 +18,7 @@ from tianji.testing.items import (
     reclaim,
 )
 from tianji.testing.renewal import check_renewal
+from tianji.types import leaf
 
 TURNS = 200
 """turns for each item, after which a transport in one process is taken to have stalled"""
@@ -36,12 +37,12 @@ def check_transport(
     duplicate, no corruption, refusal when full, tags and releases that the sender can see, a state
     from which another transport goes on, slots that are reclaimed; and only the newest, for each
     receiver, where only the newest is promised. What was granted or pushed in this process must be
-    seen at once. Receivers of a newest-only conduit are made before its sender.
+    seen at once.
 
     With `processes` the same between processes, with pauses at random moments: sleepers are woken,
     a death is noticed by the other side and costs nothing that was pushed, and no version is read
-    half. Such a transport has three more methods, those of `Crossing`: the checker makes a
-    transport, calls `open` and `open_newest`, forks, and then each process calls `keep` with the
+    half. Such a transport has two more methods, those of `Crossing`: the checker makes a
+    transport, calls `open`, forks, and then each process calls `keep` with the
     ends that are its own, makes them, uses them, and calls `close`. The process that forked keeps
     none. No process is left, and none lasts longer than `deadline` seconds.
 
@@ -51,7 +52,7 @@ def check_transport(
     """
     rng = np.random.default_rng(seed)
     for senders in (1, 4, 8):
-        _check_channels(make, senders, items, rng)
+        _check_conduits(make, senders, items, rng)
     _check_reclaim(make)
     _check_newest(make)
     if processes:
@@ -59,7 +60,7 @@ def check_transport(
         check_renewal(make, rng, deadline)
 
 
-def _check_channels(
+def _check_conduits(
     make: Callable[[], Transport], senders: int, items: int, rng: np.random.Generator
 ) -> None:
     """Random interleavings of granting, filling, pushing, probing, releasing and restarting."""
@@ -95,20 +96,20 @@ def _check_channels(
 
 
 class _Lane:
-    """One channel, both of its ends, and what must be true of it."""
+    """One conduit, both of its ends, and what must be true of it."""
 
     outbox: Outbox
     inbox: Inbox
 
     def __init__(self, sender: int) -> None:
         self.sender = sender
-        self.channel = Channel(f"check-{sender}", LAYOUT, SLOTS)
+        self.conduit = Conduit(f"check-{sender}", "lane", LAYOUT, SLOTS)
         self.granted = self.pushed = self.probed = self.released = 0
         self._held: list[tuple[int, Slot]] = []
 
     def join(self, transport: Transport) -> None:
-        self.outbox, self.inbox = transport.outbox(self.channel), transport.inbox(self.channel)
-        self._memory = transport.memory(self.channel)
+        self.outbox, self.inbox = transport.outbox(self.conduit), transport.inbox(self.conduit)
+        self._memory = transport.memory(self.conduit)
         if not self.granted:
             assert self.outbox.tag == -1, "before the first grant the newest tag is -1"
 
@@ -124,7 +125,7 @@ class _Lane:
         assert self.outbox.reserve() is slot, "a slot stays reserved until it is pushed"
         fill(slot, self.sender, self.pushed)
         assert (self._memory["body"][slot.index] == slot.leaf("body")).all(), (
-            "the channel's memory must be the memory of its slots: a third role reads it in place"
+            "the conduit's memory must be the memory of its slots: a third role reads it in place"
         )
         self.outbox.push(slot)
         self.pushed += 1
@@ -149,9 +150,9 @@ class _Lane:
 
     def move(self, old: Transport, new: Transport) -> None:
         """Go on in another transport, as after a restart."""
-        state, memory = self.inbox.state(), old.memory(self.channel)
+        state, memory = self.inbox.state(), old.memory(self.conduit)
         assert json.loads(json.dumps(state)) == state, (
-            "a channel's state must be plain lists and numbers: a checkpoint keeps it as JSON"
+            "a conduit's state must be plain lists and numbers: a checkpoint keeps it as JSON"
         )
         granted, pushed = state["granted"], state["pushed"]
         held = [slot.index for _, slot in self._held]
@@ -176,9 +177,9 @@ class _Lane:
 
 
 def _check_reclaim(make: Callable[[], Transport]) -> None:
-    transport, channel = make(), Channel("check-reclaim", LAYOUT, SLOTS)
+    transport, conduit = make(), Conduit("check-reclaim", "lane", LAYOUT, SLOTS)
     try:
-        outbox, inbox = transport.outbox(channel), transport.inbox(channel)
+        outbox, inbox = transport.outbox(conduit), transport.inbox(conduit)
         for tag in (5, 6, 7):
             inbox.grant(tag)
         slot = outbox.reserve()
@@ -194,9 +195,11 @@ def _check_reclaim(make: Callable[[], Transport]) -> None:
 
 def _check_newest(make: Callable[[], Transport]) -> None:
     transport, out = make(), np.zeros(5, np.float32)
+    layout = {"w": leaf((5,), np.float32)}
+    conduit = Conduit("check-newest", "newest", layout, receivers=3)
     try:
-        subscribers = [transport.subscriber("check-newest", 5, index) for index in range(3)]
-        publisher = transport.publisher("check-newest", 5)
+        subscribers = [transport.subscriber(conduit, index) for index in range(3)]
+        publisher = transport.publisher(conduit)
         for subscriber in subscribers:
             assert subscriber.probe(-1, out) == -1, "nothing was pushed, so nothing can be newer"
         for version in (0, 1, 4):

@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from tianji.channel import Channel, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
+from tianji.channel import Conduit, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
 from tianji.types import Array
 
 
 class _Pipe:
-    """Both ends of a channel, since both live here."""
+    """Both ends of a conduit, since both live here."""
 
     ended = False
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, conduit: Conduit) -> None:
         self.memory = {
-            name: np.zeros((channel.slots, *leaf.shape), leaf.dtype)
-            for name, leaf in channel.layout.items()
+            name: np.zeros((conduit.slots, *leaf.shape), leaf.dtype)
+            for name, leaf in conduit.layout.items()
         }
-        self._free = deque(range(channel.slots))
+        self._free = deque(range(conduit.slots))
         self._granted: deque[Slot] = deque()
         self._pushed: deque[Slot] = deque()
         self._used = 0
@@ -89,9 +89,9 @@ class _Pipe:
 
 
 class _Newest:
-    def __init__(self, size: int) -> None:
+    def __init__(self, conduit: Conduit) -> None:
         self._version = -1
-        self._flat = np.zeros(size, np.float32)
+        self._flat = np.zeros(conduit.nbytes // 4, np.float32)
 
     def push(self, version: int, flat: Array) -> None:
         np.copyto(self._flat, flat)
@@ -105,26 +105,26 @@ class _Newest:
 
 
 class Memory(Transport):
-    """Channels between roles of one process."""
+    """Conduits between roles of one process."""
 
     def __init__(self) -> None:
         self._pipes: dict[str, _Pipe] = {}
         self._newest: dict[str, _Newest] = {}
 
-    def outbox(self, channel: Channel) -> Outbox:
-        return self._pipe(channel)
+    def outbox(self, conduit: Conduit) -> Outbox:
+        return self._pipe(conduit)
 
-    def inbox(self, channel: Channel) -> Inbox:
-        return self._pipe(channel)
+    def inbox(self, conduit: Conduit) -> Inbox:
+        return self._pipe(conduit)
 
-    def memory(self, channel: Channel) -> Mapping[str, Array]:
-        return self._pipe(channel).memory
+    def memory(self, conduit: Conduit) -> Mapping[str, Array]:
+        return self._pipe(conduit).memory
 
-    def publisher(self, name: str, size: int) -> Publisher:
-        return self._newest.setdefault(name, _Newest(size))
+    def publisher(self, conduit: Conduit) -> Publisher:
+        return self._newest.setdefault(conduit.name, _Newest(conduit))
 
-    def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
-        return self._newest.setdefault(name, _Newest(size))
+    def subscriber(self, conduit: Conduit, index: int = 0) -> Subscriber:
+        return self._newest.setdefault(conduit.name, _Newest(conduit))
 
     def wait(self, timeout: float) -> None:
         time.sleep(timeout)
@@ -133,7 +133,7 @@ class Memory(Transport):
         self._pipes.clear()
         self._newest.clear()
 
-    def _pipe(self, channel: Channel) -> _Pipe:
-        if channel.name not in self._pipes:
-            self._pipes[channel.name] = _Pipe(channel)
-        return self._pipes[channel.name]
+    def _pipe(self, conduit: Conduit) -> _Pipe:
+        if conduit.name not in self._pipes:
+            self._pipes[conduit.name] = _Pipe(conduit)
+        return self._pipes[conduit.name]

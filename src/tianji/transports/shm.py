@@ -1,6 +1,6 @@
 """The transport between processes of one machine: anonymous shared memory and pipes.
 
-A channel is one memory file (`memfd_create`: no name, so nothing can be left behind), with all of
+A conduit is one memory file (`memfd_create`: no name, so nothing can be left behind), with all of
 its slots, and two pipes: grants go one way and pushes the other, as descriptors of 32 bytes. The
 kernel keeps their order, wakes a sleeper (epoll), and tells of a death (end of file). What a slot
 holds is never copied or serialized: it is written once, by the sender, into its place.
@@ -18,11 +18,22 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tianji.channel import Channel, Gone, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
+from tianji.channel import (
+    Conduit,
+    End,
+    Gone,
+    Inbox,
+    Outbox,
+    Publisher,
+    Slot,
+    Subscriber,
+    Transport,
+)
 from tianji.types import Array, fence
 
 DESCRIPTOR = struct.Struct("<qqqq")
@@ -38,7 +49,7 @@ HEAD = 1 << 16
 LINE = 64
 """bytes of a cache line: leaves begin on one, and words that two sides write have one each"""
 PUSHED, GRANTED, TAG, RELEASED = 0, 8, 16, 24
-"""words in a channel's head: the sender writes the first one, the receiver the others"""
+"""words in a conduit's head: the sender writes the first one, the receiver the others"""
 
 VERSION, LATEST, COPIES = 0, 8, 16
 """words in a newest-only conduit's head: the newest version, its place, then begin, end, version
@@ -96,12 +107,12 @@ class _File:
             self.fd = -1
 
 
-def _places(channel: Channel) -> tuple[dict[str, int], int]:
+def _places(conduit: Conduit) -> tuple[dict[str, int], int]:
     """Where each leaf begins, and bytes in all."""
     offsets, end = {}, 0
-    for name, leaf in channel.layout.items():
+    for name, leaf in conduit.layout.items():
         offsets[name] = end
-        end += -(-channel.slots * leaf.nbytes // LINE) * LINE
+        end += -(-conduit.slots * leaf.nbytes // LINE) * LINE
     return offsets, max(end, LINE)
 
 
@@ -326,14 +337,15 @@ class _Receiver:
 class _Copies:
     """The memory of a newest-only conduit."""
 
-    def __init__(self, file: _File, size: int) -> None:
+    def __init__(self, file: _File, conduit: Conduit) -> None:
         self.words = file.words
-        room = -(-size * 4 // LINE) * LINE
+        room, size = self.room(conduit), conduit.nbytes // 4
         self.data = [file.array(i * room, (size,), np.float32) for i in range(PLACES)]
 
     @staticmethod
-    def nbytes(size: int) -> int:
-        return PLACES * -(-size * 4 // LINE) * LINE
+    def room(conduit: Conduit) -> int:
+        """Bytes of each place."""
+        return max(-(-conduit.nbytes // LINE), 1) * LINE
 
 
 class _Publisher:
@@ -417,7 +429,7 @@ _Files = dict[str, int]
 
 
 class Shm(Transport):
-    """Channels between processes. One makes it; `pack` and `unpack` carry ends to the others."""
+    """Conduits between processes. One makes it; `pack` and `unpack` carry ends to the others."""
 
     def __init__(self) -> None:
         self._files: dict[str, _Files] = {}
@@ -430,82 +442,67 @@ class Shm(Transport):
         self._drains: dict[int, Any] = {}
         self._beside: list[int] = []
 
-    def outbox(self, channel: Channel) -> Outbox:
-        files = self._open(channel)
+    def outbox(self, conduit: Conduit) -> Outbox:
+        files = self._open(conduit)
         sender: _Sender = self._end(
-            channel.name, "send", lambda: _Sender(*self._view(channel), files), files["grants_r"]
+            conduit.name, "send", lambda: _Sender(*self._view(conduit), files), files["grants_r"]
         )
         return sender
 
-    def inbox(self, channel: Channel) -> Inbox:
-        files = self._open(channel)
-        fresh = (channel.name, "receive") not in self._ends
+    def inbox(self, conduit: Conduit) -> Inbox:
+        files = self._open(conduit)
+        fresh = (conduit.name, "receive") not in self._ends
         receiver: _Receiver = self._end(
-            channel.name,
+            conduit.name,
             "receive",
-            lambda: _Receiver(*self._view(channel), channel.slots, files),
+            lambda: _Receiver(*self._view(conduit), conduit.slots, files),
             files["items_r"],
         )
         if fresh:
             self._receivers.append(receiver)
         return receiver
 
-    def memory(self, channel: Channel) -> Mapping[str, Array]:
-        self._open(channel)
-        return self._view(channel)[1]
+    def memory(self, conduit: Conduit) -> Mapping[str, Array]:
+        self._open(conduit)
+        return self._view(conduit)[1]
 
-    def publisher(self, name: str, size: int) -> Publisher:
-        files = self._files.setdefault(name, {})
-        copies = self._copies(name, size, files)
+    def publisher(self, conduit: Conduit) -> Publisher:
+        files = self._open(conduit)
+        copies = self._copies(conduit)
         events = {int(k[6:]): fd for k, fd in files.items() if k.startswith("event-")}
-        end: _Publisher = self._end(name, "publish", lambda: _Publisher(copies, events))
+        end: _Publisher = self._end(conduit.name, "send", lambda: _Publisher(copies, events))
         return end
 
-    def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
-        if index >= RECEIVERS:
-            raise ValueError(f"{name}: receiver {index} has no room; there are {RECEIVERS}")
-        files = self._files.setdefault(name, {})
-        copies = self._copies(name, size, files)
-        if f"event-{index}" not in files:
-            if (name, "publish") in self._ends:
-                raise ValueError(f"{name}: receivers must be made known before the sender")
-            files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        event = files[f"event-{index}"]
-        key = f"subscribe-{index}"
-        fresh = (name, key) not in self._ends
-        end: _Subscriber = self._end(name, key, lambda: _Subscriber(copies, index, event), event)
+    def subscriber(self, conduit: Conduit, index: int = 0) -> Subscriber:
+        files = self._open(conduit)
+        if index >= conduit.receivers:
+            raise ValueError(f"{conduit.name} has {conduit.receivers} receivers: {index} is none")
+        copies, event, key = self._copies(conduit), files[f"event-{index}"], f"receive-{index}"
+        fresh = (conduit.name, key) not in self._ends
+        make = partial(_Subscriber, copies, index, event)
+        end: _Subscriber = self._end(conduit.name, key, make, event)
         if fresh:
             self._subscribers.append(end)
         return end
 
-    def open(self, channel: Channel) -> None:
-        """Make a channel's memory and pipes, for others to use."""
-        self._open(channel)
+    def open(self, conduit: Conduit) -> None:
+        """Make what a conduit needs, for others to use."""
+        self._open(conduit)
 
-    def open_newest(self, name: str, size: int, receivers: int) -> None:
-        """Make a newest-only conduit's memory and events, for others to use."""
-        files = self._files.setdefault(name, {})
-        self._copies(name, size, files)
-        for index in range(receivers):
-            if f"event-{index}" not in files:
-                files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def pack(self, ends: Iterable[tuple[str, str]]) -> tuple[dict[str, _Files], list[int]]:
+    def pack(self, ends: Iterable[End]) -> tuple[dict[str, _Files], list[int]]:
         """What another process needs for these ends: a table of (conduit, which descriptor) and
-        the descriptors, in the table's order of places. An end is (conduit, "send" | "receive" |
-        "read" | "publish" | "subscribe-0")."""
-        wanted = {"send": ("items_w", "grants_r"), "receive": ("items_r", "grants_w"), "read": ()}
+        the descriptors, in the table's order of places."""
         table: dict[str, _Files] = {}
         fds: list[int] = []
-        for name, end in ends:
+        for name, side, index in ends:
             files = self._files[name]
-            if end == "publish":
-                kinds = tuple(k for k in files if k.startswith("event-"))
-            elif end.startswith("subscribe-"):
-                kinds = (f"event-{end.removeprefix('subscribe-')}",)
-            else:
-                kinds = wanted[end]
-            for kind in ("memory", *kinds):
+            events = [kind for kind in files if kind.startswith("event-")]
+            kinds = {
+                "send": events or ["items_w", "grants_r"],
+                "receive": [f"event-{index}"] if events else ["items_r", "grants_w"],
+                "read": [],
+            }
+            for kind in ("memory", *kinds[side]):
                 if kind not in table.setdefault(name, {}):
                     table[name][kind] = len(fds)
                     fds.append(files[kind])
@@ -520,7 +517,7 @@ class Shm(Transport):
         }
         return self
 
-    def keep(self, ends: Iterable[tuple[str, str]]) -> None:
+    def keep(self, ends: Iterable[End]) -> None:
         """Close every pipe that these ends do not need, so that a death is noticed: a pipe ends
         when the last process that could write into it is gone."""
         table, fds = self.pack(ends)
@@ -537,7 +534,7 @@ class Shm(Transport):
             self._epoll.register(fd, select.EPOLLIN)
 
     def renew(self, name: str) -> None:
-        """New pipes for a channel, one of whose ends died with its process: to be packed for both
+        """New pipes for a conduit, one of whose ends died with its process: to be packed for both
         sides, and then let go."""
         self.let_go(name)
         files, slots = self._files[name], self._slots[name]
@@ -545,13 +542,13 @@ class Shm(Transport):
         files["grants_r"], files["grants_w"] = _pipe(slots)
 
     def let_go(self, name: str) -> None:
-        """Close a channel's pipes here, so that a death is noticed."""
+        """Close a conduit's pipes here, so that a death is noticed."""
         files = self._files[name]
         for kind in [kind for kind in files if kind.endswith(("_r", "_w"))]:
             os.close(files.pop(kind))
 
     def replace(self, table: Mapping[str, _Files], fds: Sequence[int]) -> None:
-        """Go on with these pipes, packed after `renew`, at this side of each channel."""
+        """Go on with these pipes, packed after `renew`, at this side of each conduit."""
         for name, places in table.items():
             files, old = self._files[name], []
             for kind, place in places.items():
@@ -614,32 +611,42 @@ class Shm(Transport):
         if self._drains.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def _open(self, channel: Channel) -> _Files:
-        files = self._files.setdefault(channel.name, {})
-        if "memory" not in files:
-            self._map(channel.name, _places(channel)[1], files)
-            self._slots[channel.name] = channel.slots
-            files["items_r"], files["items_w"] = _pipe(channel.slots)
-            files["grants_r"], files["grants_w"] = _pipe(channel.slots)
+    def _open(self, conduit: Conduit) -> _Files:
+        files = self._files.setdefault(conduit.name, {})
+        if "memory" in files:
+            return files
+        if conduit.kind == "newest" and conduit.receivers > RECEIVERS:
+            raise ValueError(f"{conduit.name}: {conduit.receivers} receivers; room is {RECEIVERS}")
+        self._map(conduit, files)
+        if conduit.kind == "newest":
+            for index in range(conduit.receivers):
+                files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        elif conduit.kind != "memory":
+            self._slots[conduit.name] = conduit.slots
+            files["items_r"], files["items_w"] = _pipe(conduit.slots)
+            files["grants_r"], files["grants_w"] = _pipe(conduit.slots)
         return files
 
-    def _map(self, name: str, size: int, files: _Files) -> _File:
+    def _map(self, conduit: Conduit, files: _Files) -> _File:
+        name = conduit.name
         if name not in self._mapped:
+            newest = conduit.kind == "newest"
+            size = _Copies.room(conduit) * PLACES if newest else _places(conduit)[1]
             self._mapped[name] = _File(size, files.get("memory", -1))
             files["memory"] = self._mapped[name].fd
         return self._mapped[name]
 
-    def _view(self, channel: Channel) -> tuple[memoryview, dict[str, Array]]:
-        offsets, size = _places(channel)
-        file = self._map(channel.name, size, self._files[channel.name])
+    def _view(self, conduit: Conduit) -> tuple[memoryview, dict[str, Array]]:
+        offsets, _ = _places(conduit)
+        file = self._map(conduit, self._files[conduit.name])
         memory = {
-            name: file.array(offsets[name], (channel.slots, *leaf.shape), leaf.dtype)
-            for name, leaf in channel.layout.items()
+            name: file.array(offsets[name], (conduit.slots, *leaf.shape), leaf.dtype)
+            for name, leaf in conduit.layout.items()
         }
         return file.words, memory
 
-    def _copies(self, name: str, size: int, files: _Files) -> _Copies:
-        return _Copies(self._map(name, _Copies.nbytes(size), files), size)
+    def _copies(self, conduit: Conduit) -> _Copies:
+        return _Copies(self._map(conduit, self._files[conduit.name]), conduit)
 
     def _end(self, name: str, kind: str, make: Any, wakes: int | None = None) -> Any:
         end = self._ends.get((name, kind))

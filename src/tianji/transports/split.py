@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tianji.channel import Channel, Inbox, Outbox, Publisher, Subscriber, Transport
+from tianji.channel import Conduit, Inbox, Outbox, Publisher, Subscriber, Transport
 from tianji.types import Array
 
 
@@ -16,20 +16,20 @@ class Split(Transport):
         self._outer = outer
         self._outside = outside
 
-    def outbox(self, channel: Channel) -> Outbox:
-        return self._of(channel.name).outbox(channel)
+    def outbox(self, conduit: Conduit) -> Outbox:
+        return self._of(conduit.name).outbox(conduit)
 
-    def inbox(self, channel: Channel) -> Inbox:
-        return self._of(channel.name).inbox(channel)
+    def inbox(self, conduit: Conduit) -> Inbox:
+        return self._of(conduit.name).inbox(conduit)
 
-    def memory(self, channel: Channel) -> Mapping[str, Array]:
-        return self._of(channel.name).memory(channel)
+    def memory(self, conduit: Conduit) -> Mapping[str, Array]:
+        return self._of(conduit.name).memory(conduit)
 
-    def publisher(self, name: str, size: int) -> Publisher:
-        return self._of(name).publisher(name, size)
+    def publisher(self, conduit: Conduit) -> Publisher:
+        return self._of(conduit.name).publisher(conduit)
 
-    def subscriber(self, name: str, size: int, index: int = 0) -> Subscriber:
-        return self._of(name).subscriber(name, size, index)
+    def subscriber(self, conduit: Conduit, index: int = 0) -> Subscriber:
+        return self._of(conduit.name).subscriber(conduit, index)
 
     def wait(self, timeout: float) -> None:
         """Nothing arrives inside while nobody works: what is waited for comes from outside."""
