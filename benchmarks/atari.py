@@ -61,7 +61,7 @@ def actor_rate(
     os.sched_setaffinity(0, cores or {0})
     built = built_for(B, precision, halves)
     actor = built.actors[0]
-    driver = Serial([actor, Sink(built.transport.inbox(built.topology.lanes[0]))])
+    driver = Serial([actor, Sink(built.transport.inbox(built.assembly.lanes[0]))])
 
     def rate() -> float:
         os.sched_setaffinity(0, cores or {0})

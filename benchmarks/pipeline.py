@@ -60,7 +60,7 @@ def actor_alone(tree: dict[str, Any], seconds: float) -> float:
     built = build(load_config({**tree, "stop": {"updates": 1}}))
     built.learner.begin()
     actor = built.actors[0]
-    driver = Serial([actor, Sink(built.transport.inbox(built.topology.lanes[0]))])
+    driver = Serial([actor, Sink(built.transport.inbox(built.assembly.lanes[0]))])
     rows = built.spec.rows_per_rollout
     for _ in range(200):
         driver.step()

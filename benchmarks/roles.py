@@ -49,7 +49,7 @@ def actor_rate(B: int, seconds: float) -> Callable[[], float]:
     built = built_for(PPO_HYPER, B)
     built.learner.begin()
     actor = built.actors[0]
-    driver = Serial([actor, Sink(built.transport.inbox(built.topology.lanes[0]))])
+    driver = Serial([actor, Sink(built.transport.inbox(built.assembly.lanes[0]))])
 
     def rate() -> float:
         begun, steps = time.perf_counter(), 0

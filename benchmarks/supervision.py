@@ -194,7 +194,7 @@ def sliced(tree: dict[str, Any], slices: int) -> dict[str, Any]:
     built = build(load_config({**tree, "stop": {"updates": 1}}))
     built.learner.begin()
     actor, rollouts = built.actors[0], SLICE[built.spec.env.id] // built.spec.T
-    sink = Ending(built.transport.inbox(built.topology.lanes[0]), rollouts)
+    sink = Ending(built.transport.inbox(built.assembly.lanes[0]), rollouts)
     driver = Serial([actor, sink])
     count = 0
     step = driver.step

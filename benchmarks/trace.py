@@ -93,7 +93,7 @@ def sliced(tree: dict[str, Any], slices: int) -> dict[str, Any]:
     """A real actor, and somebody who takes what it makes: what a step of its envs takes."""
     built = build(load_config({**tree, "stop": {"updates": 1}}))
     built.learner.begin()
-    actor, sink = built.actors[0], Sink(built.transport.inbox(built.topology.lanes[0]))
+    actor, sink = built.actors[0], Sink(built.transport.inbox(built.assembly.lanes[0]))
     drivers = {kind: made([actor, sink]) for kind, made in KINDS.items()}
     with tempfile.TemporaryDirectory() as folder:
         ring = trace.Ring(Path(folder, "trace", "actor-0.trace"))

@@ -1,4 +1,4 @@
-"""Draws the architectures from the topologies that the code builds: `python docs/pictures.py`.
+"""Draws the architectures from the graphs that the code makes: `python docs/pictures.py`.
 
 architectures/NAME.svg: hosts, roles, what travels between them, and how far each edge is relaxed.
 With --check it writes nothing, and ends with 1 where a picture is not in step with the code.
@@ -7,9 +7,12 @@ With --check it writes nothing, and ends with 1 where a picture is not in step w
 import sys
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
-from tianji.build import Topology, topologies
-from tianji.config import load_config
+from tianji.build import look
+from tianji.config import Config, load_config
+from tianji.graph import Graph, Setup, exchange
+from tianji.role_names import RoleName
 
 FOLDER = Path(__file__).resolve().parent / "architectures"
 
@@ -113,8 +116,35 @@ class Picture:
         )
 
 
-def built(name: str) -> list[Topology]:
-    """The groups of what is drawn, as the code makes them."""
+Places = dict[RoleName, tuple[float, float]]
+"""where the boxes of roles are"""
+
+
+class Drawn(NamedTuple):
+    """What is drawn, as the code makes it."""
+
+    config: Config
+    setup: Setup
+    graph: Graph
+
+    @property
+    def alone(self) -> bool:
+        return self.config.scale.engine == "serial"
+
+    @property
+    def serves(self) -> bool:
+        return self.setup.relax.infer == "server"
+
+    @property
+    def edges(self) -> dict[str, str]:
+        """Each edge in a word; in one process all three are calls."""
+        return dict.fromkeys(("I", "II", "III"), "inside") if self.alone else self.setup.relax.edges
+
+    def joined(self, what: str) -> bool:
+        return any(joint.what == what for joint in self.graph.joints)
+
+
+def made(name: str) -> Drawn:
     scale = {"engine": "local", "envs_per_actor": 4, "rollout_length": 4} | DRAWN[name]
     config = load_config(
         {
@@ -125,50 +155,31 @@ def built(name: str) -> list[Topology]:
         },
         available=64,
     )
-    groups = topologies(config)
-    for group in groups:
-        for env in group.spare:
-            env.close()
-    return groups
-
-
-def words_of(group: Topology) -> dict[str, str]:
-    """Each edge in a word; in one process all three are calls."""
-    if group.config.scale.engine == "serial":
-        return dict.fromkeys(("I", "II", "III"), "inside")
-    return group.relax.edges
+    return Drawn(config, *look(config))
 
 
 def draw(name: str) -> str:
-    groups, picture = built(name), Picture()
-    places: dict[tuple[int, str], tuple[float, float]] = {}
-    top = TOP + 0.0
-    for group in groups:
-        rows = max(group.spec.actors, group.spec.learners, 2 if group.serves else 1)
-        for role in group.role_names:
-            kind, _, index = role.partition("-")
-            row = int(index or 0) if kind in ("actor", "learner") else 0
-            same = {"actor": group.spec.actors, "learner": group.spec.learners}.get(kind, 1)
-            shift = 1.0 if kind == "server" else 0.0 if group.serves else (rows - same) / 2
-            if kind == "learner" and group.serves:
-                shift = 0.0
-            places[group.spec.group, role] = (COLUMNS[kind], top + HEAD + (row + shift) * ROW)
-        top += rows * ROW + (26 if len(groups) > 1 else 12)
-        hosts_of(picture, group, places)
-        travel(picture, group, places)
-    joins(picture, groups, places)
+    run, picture = made(name), Picture()
+    spec, graph, places = run.setup.spec, run.graph, Places()
+    top, rows = TOP + 0.0, max(spec.actors, spec.learners, 2 if run.serves else 1)
+    for group in range(spec.groups):
+        for role in graph.roles_of(group):
+            same = len(graph.roles_of(group, role.kind))
+            shift = 1.0 if role.kind == "server" else 0.0 if run.serves else (rows - same) / 2
+            places[role] = (COLUMNS[role.kind], top + HEAD + (role.index + shift) * ROW)
+        top += rows * ROW + (26 if spec.groups > 1 else 12)
+        hosts_of(picture, run, group, places)
+        travel(picture, run, group, places)
+    joins(picture, run, places)
     return picture.svg(f"The architecture {name}: hosts, roles and edges")
 
 
-def hosts_of(
-    picture: Picture, group: Topology, places: dict[tuple[int, str], tuple[float, float]]
-) -> None:
-    hosts = group.hosts
-    if group.config.scale.engine == "serial":
-        hosts = {"one process": group.role_names}
-    number = group.spec.group
+def hosts_of(picture: Picture, run: Drawn, group: int, places: Places) -> None:
+    hosts = {host: run.graph.hosts[host] for host in run.graph.hosts_of(group)}
+    if run.alone:
+        hosts = {"one process": tuple(run.graph.roles_of(group))}
     for host, roles in hosts.items():
-        corners = [places[number, role] for role in roles]
+        corners = [places[role] for role in roles]
         left, high = (min(corner[i] for corner in corners) for i in (0, 1))
         right, low = (max(corner[i] for corner in corners) for i in (0, 1))
         picture.box(
@@ -177,29 +188,27 @@ def hosts_of(
         )  # fmt: skip
         picture.text(left - 2, high - 6, host, 10, 'fill="#5f6b7a"')
         for role, (x, y) in zip(roles, corners, strict=True):
-            kind = role.partition("-")[0]
-            does = DOES.get(kind, "simulates" if group.serves else "chooses, simulates")
+            does = DOES.get(role.kind, "simulates" if run.serves else "chooses, simulates")
             picture.box(2, x, y, BOX, HIGH, 'fill="white" stroke="#333"')
             middle = 'text-anchor="middle" fill="#111"'
-            picture.text(x + BOX / 2, y + 17, kind, 12, f'{middle} font-weight="bold"')
+            picture.text(x + BOX / 2, y + 17, role.kind, 12, f'{middle} font-weight="bold"')
             picture.text(x + BOX / 2, y + 32, does, 10, 'text-anchor="middle" fill="#555"')
 
 
-def travel(
-    picture: Picture, group: Topology, places: dict[tuple[int, str], tuple[float, float]]
-) -> None:
+def travel(picture: Picture, run: Drawn, group: int, places: Places) -> None:
     """What the roles of a group send each other."""
-    number, edges = group.spec.group, words_of(group)
-    first, second, third = edges["I"], edges["II"], edges["III"]
-    actors = [places[number, f"actor-{i}"] for i in range(group.spec.actors)]
-    learners = [places[number, role] for role in group.role_names if role.startswith("learner")]
-    buffer, learner = places[number, "buffer"], learners[0]
-    low = HIGH - 12 if group.serves else HIGH / 2
+    first, second, third = (run.edges[edge] for edge in ("I", "II", "III"))
+    actors, learners, (buffer,) = (
+        [places[role] for role in run.graph.roles_of(group, kind)]
+        for kind in ("actor", "learner", "buffer")
+    )
+    learner = learners[0]
+    low = HIGH - 12 if run.serves else HIGH / 2
     for x, y in actors:
-        into = (buffer[0], buffer[1] + (12 if group.serves else HIGH / 2))
-        picture.arrow([(x + BOX, y + (12 if group.serves else low)), into], third)
+        into = (buffer[0], buffer[1] + (12 if run.serves else HIGH / 2))
+        picture.arrow([(x + BOX, y + (12 if run.serves else low)), into], third)
     middle = sum(y for _, y in actors) / len(actors)
-    if group.serves:
+    if run.serves:
         picture.label(
             (actors[0][0] + BOX + buffer[0]) / 2, buffer[1] + 4, f"rollouts, III {third}", third
         )
@@ -223,8 +232,8 @@ def travel(
         x = learner[0] + BOX / 2
         picture.arrow([(x, learner[1] + HIGH), (x, learners[1][1])], "waiting", both=True)
         picture.label(x + 34, learner[1] + HIGH + 20, "gradients", "waiting")
-    if group.serves:
-        server = places[number, "server"]
+    if run.serves:
+        server = places[run.graph.roles_of(group, "server")[0]]
         for x, y in actors:
             ends = [(x + BOX, y + low), (server[0], server[1] + HIGH - 12)]
             picture.arrow(ends, second, both=True)
@@ -237,13 +246,13 @@ def travel(
     # Snapshots go back underneath, from the first learner to every actor's left side.
     last = max(y for _, y in [*actors, *learners]) + HIGH
     y, left = last + 22, actors[0][0] - 18
-    inside = group.relax.hosts == "worker" or group.config.scale.engine == "serial"
+    inside = run.setup.relax.hosts == "worker" or run.alone
     if inside:
         y = last + 6  # below the boxes, within the host
         x = learner[0] + 20
         back = [(x, last), (x, y), (actors[0][0] + 20, y), (actors[0][0] + 20, last)]
         picture.arrow(back, "inside")
-        told = "snapshots" if group.shared is not None else "snapshots, I inside"
+        told = "snapshots" if run.joined("shared") else "snapshots, I inside"
         picture.label((x + actors[0][0]) / 2 + 30, y + 2, told, "inside", "#eef1f5")
         return
     out = learner[0] + 20 if len(learners) == 1 else learner[0] - 16
@@ -254,17 +263,14 @@ def travel(
     picture.label((out + left) / 2, y + 3, f"snapshots, I {first}", first, "white")
 
 
-def joins(
-    picture: Picture,
-    groups: list[Topology],
-    places: dict[tuple[int, str], tuple[float, float]],
-) -> None:
+def joins(picture: Picture, run: Drawn, places: Places) -> None:
     """What the learners of several groups have in common."""
+    groups = range(run.setup.spec.groups)
+    heights = [places[run.graph.roles_of(group, "learner")[0]][1] for group in groups]
     if len(groups) == 1:
         return
-    right, first = COLUMNS["learner"] + BOX, groups[0]
-    if first.shared is not None:
-        heights = [places[g.spec.group, "learner"][1] for g in groups]
+    right = COLUMNS["learner"] + BOX
+    if run.joined("shared"):
         x, y = right + 24, (heights[0] + heights[-1]) / 2
         for height in heights:
             picture.arrow([(right, height + 14), (x + 18, y + (0 if height < y else HIGH))], "free",
@@ -275,11 +281,15 @@ def joins(
         picture.text(x + 17, y + 30, "memory", 10, 'text-anchor="middle" fill="#111"')
         picture.label(x - 60, y + 24, "parameters, I free", "free")
         return
-    for i, j in first.models:
-        (x, y), (_, to) = places[i, "learner"], places[j, "learner"]
-        patience = first.joined.patience
+    models = [joint for joint in run.graph.joints if joint.what == "models"]
+    pairs = [(j.sender.group or 0, j.receivers[0].group or 0) for j in models if j.sender]
+    joined = exchange(run.config, run.setup.relax)
+    assert joined is not None
+    patience = joined.patience
+    for i, j in pairs:
+        y, to = heights[i], heights[j]
         style = "waiting" if patience == 0 else "free" if patience == float("inf") else "bounded"
-        if (j, i) in first.models:  # both ways, side by side
+        if (j, i) in pairs:  # both ways, side by side
             at = right - (28 if i < j else 58)
             ends = [(at, y + HIGH), (at, to)] if i < j else [(at, y), (at, to + HIGH)]
             picture.arrow(ends, style)
@@ -288,7 +298,7 @@ def joins(
         else:
             out = right + 22
             picture.arrow([(right, y + 20), (out, y + 20), (out, to + 20), (right, to + 20)], style)
-    (_, y), (_, to) = places[0, "learner"], places[1, "learner"]
+    y, to = heights[:2]
     picture.label(right - 92, (y + to + HIGH) / 2 + 8, f"models, {style}", style)
 
 

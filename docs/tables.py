@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tianji.algorithm import ALGORITHMS, Bound, algorithm_class
-from tianji.build import Topology, topology
+from tianji.build import Topology, assembly
 from tianji.config import SECTIONS, Config, load_config
 from tianji.errors import Refusal
 from tianji.join import Graph, in_peers
@@ -286,7 +286,7 @@ def _some_run(algorithm: str) -> Topology:
     for env in ("CartPole-v1", "Pendulum-v1", "mpe/simple_spread", "skirmish/3m"):
         tree = {"env": {"id": env}, "algorithm": {"name": algorithm}, "stop": {"updates": 1}}
         with contextlib.suppress(Refusal):
-            return topology(load_config(tree))
+            return assembly(load_config(tree))
     raise ValueError(f"{algorithm} acts in none of the envs that are tried")
 
 

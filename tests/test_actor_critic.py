@@ -270,7 +270,7 @@ def test_the_target_has_a_spread_of_its_own():
     algorithm = APPO(minibatches=1, target_every=2)
     built = build(config_for(algorithm), toy("Target", continuous=True))
     trainer, spec = built.learner._trainer, built.spec
-    layout = rollout_layout(built.topology.row, spec.T, spec.envs)
+    layout = rollout_layout(built.assembly.row, spec.T, spec.envs)
     part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
     part.action[:], part.valid[:] = 0.7, True
     folded, seen = trainer._look(part)
@@ -292,7 +292,7 @@ def test_returns_do_not_run_on_over_a_rollout_that_was_left_out():
     algorithm = PPO(epochs=1, minibatches=1, normalise_reward=True)
     built = build(config_for(algorithm), toy("Chain"))
     trainer, spec = built.learner._trainer, built.spec
-    layout = rollout_layout(built.topology.row, spec.T, spec.envs)
+    layout = rollout_layout(built.assembly.row, spec.T, spec.envs)
     for seq, reward, carried in ((0, 10.0, True), (1, 0.0, True), (3, 0.0, False)):
         part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
         part.reward[:], part.valid[:], part.head[SEQ] = reward, True, seq

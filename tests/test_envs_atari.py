@@ -12,7 +12,7 @@ from tianji import frames
 from tianji.actor import FRAMES
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
-from tianji.build import build, topologies
+from tianji.build import build, look
 from tianji.config import ScaleConfig, load_config
 from tianji.env import Halves, Restorable, make_env
 from tianji.errors import Refusal
@@ -193,7 +193,7 @@ def watched_run(algorithm, T, halves=False):
 
 def pushed(built, rollouts):
     """Slots of so many rollouts, as the actor fills them."""
-    actor, lane = built.actors[0], built.transport.inbox(built.topology.lanes[0])
+    actor, lane = built.actors[0], built.transport.inbox(built.assembly.lanes[0])
     for _ in range(rollouts):
         assert lane.grant(0)
         while (slot := lane.probe()) is None:
@@ -206,7 +206,7 @@ def pushed(built, rollouts):
 def test_rollouts_that_hold_each_picture_once_give_the_envs_own_stacks_back(halves, rollouts):
     T, resets = 16, 0
     built, env = watched_run(PPO(epochs=1, minibatches=1), T, halves)
-    store = built.topology.store(built.transport)
+    store = built.assembly.store(built.transport)
     chosen = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in store.selection.items()}
     for k, slot in enumerate(pushed(built, rollouts)):
         rollout = Rollout.over(slot.arrays)
@@ -227,7 +227,7 @@ def test_replay_that_holds_each_picture_once_gives_the_envs_own_stacks_back():
     T, rollouts = 8, 40
     capacity = T * 4 * (rollouts + 1)
     built, env = watched_run(DQN(warmup=32, batch_size=32, capacity=capacity, n_step=3), T)
-    store = built.topology.store(built.transport)
+    store = built.assembly.store(built.transport)
     assert isinstance(store, Replay)
     for slot in pushed(built, rollouts):
         store.add(0, slot.index)
@@ -336,13 +336,13 @@ def test_the_config_hands_threads_and_halves_to_the_game():
     built.close()
 
 
-@pytest.mark.parametrize("look", [build, topologies])
-def test_one_game_has_no_halves(look):
+@pytest.mark.parametrize("make", [build, look], ids=["build", "topologies"])
+def test_one_game_has_no_halves(make):
     config = load_config(tree(halves=True, envs_per_actor=1))
     with pytest.raises(Refusal, match="one env has no halves"):
-        look(config)
-    (joined,) = topologies(load_config(tree(halves=True, envs_per_actor=2)))
-    assert joined.spec.envs == 2
+        make(config)
+    setup, _ = look(load_config(tree(halves=True, envs_per_actor=2)))
+    assert setup.spec.envs == 2
 
 
 def test_what_was_learnt_is_evaluated_and_shown_in_the_same_game(tmp_path):

@@ -177,10 +177,10 @@ class Going:
             self.built.learner.begin()
         else:
             self.recorder.load_state(parts["run"]["recorder"])
-            joined = self.built.topology
-            states = scatter(parts, joined, joined.memory(self.built.transport))
+            joined = self.built.assembly
+            states = scatter(parts, joined.graph, 0, joined.memory(self.built.transport))
             for role in self.built.roles:
-                role.load_state(states[str(role.name)])
+                role.load_state(states[role.name])
 
     def until(self, version):
         learner, buffer = self.built.learner, self.built.buffer
@@ -196,11 +196,11 @@ class Going:
         raise AssertionError(f"it stands still at update {learner.version}")
 
     def parts(self):
-        joined, roles = self.built.topology, self.built.roles
+        joined, roles = self.built.assembly, self.built.roles
         memory = joined.memory(self.built.transport)
-        states = {str(role.name): role.state() for role in roles}
+        states = {role.name: role.state() for role in roles}
         policy = self.built.learner.policy_state()
-        return copy.deepcopy(gather(joined, memory, states, policy, math.inf))
+        return copy.deepcopy(gather(joined.graph, 0, memory, states, policy, math.inf))
 
 
 def recovered(config, relax, tmp_path, seed, lost=LOST):
@@ -224,7 +224,7 @@ def test_a_run_that_lost_updates_goes_on_without_a_burst_and_counts_only_rise(
         _, recorded, parts, after = recovered(config, relax, tmp_path, seed)
         version = recorded["version"]
         assert parts["policy"]["version"] == parts["trainer"]["version"] == version
-        lead, balance = after.built.topology.relax.lead, after.built.buffer._balance
+        lead, balance = after.built.assembly.relax.lead, after.built.buffer._balance
         filling = config is PPO or balance.filling()
         after.until(version + MORE)
         versions = [report.version for report in after.reports]
@@ -271,10 +271,10 @@ def test_replay_that_was_saved_is_not_filled_again_after_a_loss(tmp_path):
 
 def test_what_was_learnt_without_its_store_goes_on_from_the_recorded_counts(tmp_path):
     before = Going(DQN, "tianji", tmp_path / "before", 0).until(AT)
-    joined, memory = before.built.topology, before.built.topology.memory(before.built.transport)
-    states = {str(role.name): role.state() for role in before.built.roles}
+    joined, memory = before.built.assembly, before.built.assembly.memory(before.built.transport)
+    states = {role.name: role.state() for role in before.built.roles}
     policy = before.built.learner.policy_state()
-    parts = copy.deepcopy(gather(joined, memory, states, policy, -1))
+    parts = copy.deepcopy(gather(joined.graph, 0, memory, states, policy, -1))
     before.until(AT + 5)
     state = before.recorder.state()
     assert advance(parts, state, on_policy=False) == before.built.learner.version - AT

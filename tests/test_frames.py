@@ -213,7 +213,7 @@ def test_through_the_roles_a_batch_has_the_stacks_of_the_env(n_step, prioritized
         seen.append(part.observation["obs"][..., 0, 0].copy()) or take(part)
     )
     run_updates(built, Serial(built.roles), 10)
-    memory = built.transport.memory(built.topology.lanes[0])
+    memory = built.transport.memory(built.assembly.lanes[0])
     assert memory["observation.obs"].shape[3:] == (40, 40)
     for part in seen:  # [2, N, K]
         newest = part[..., -1:].astype(int)

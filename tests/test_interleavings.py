@@ -196,7 +196,7 @@ class Witness:
 
     def attend(self, built):
         self._buffer = built.buffer
-        self._ahead = built.topology.relax.lead > 0
+        self._ahead = built.assembly.relax.lead > 0
         self._lanes = built.buffer._lanes
         for i, actor in enumerate(built.actors):
             actor._rollouts = Sender(actor._rollouts, lambda slot, i=i: self._push(i, slot))
@@ -491,7 +491,7 @@ def bound(relax):
 
 def check_account(built):
     """Rows received stay between what the updates ask for and what the lead allows."""
-    balance, version, lead = built.buffer._balance, built.learner.version, built.topology.relax.lead
+    balance, version, lead = built.buffer._balance, built.learner.version, built.assembly.relax.lead
     if not balance.paced:
         return
     rows = balance.received * balance.rows_per_rollout
@@ -515,7 +515,7 @@ def check_report(case, learner, witness):
 
 def check_books(case, built, witness):
     """Nothing is lost and nothing doubled; what is thrown away is counted, and only that."""
-    buffer, relax, R = built.buffer, built.topology.relax, case.rollouts
+    buffer, relax, R = built.buffer, built.assembly.relax, case.rollouts
     steps = {key: int(copy["head"][STEPS]) for key, copy in witness.pushed.items()}
     arrived = witness.arrived
     assert len(set(arrived)) == len(arrived), "a rollout arrived twice"
@@ -543,7 +543,7 @@ def check_books(case, built, witness):
 def check_consumption(case, built, witness, kept):
     """Update k consumes exactly rollouts k R to (k + 1) R - 1 of those kept, each column once; with
     a window of K, columns of the last K batches, each at most once an update."""
-    R, B, K, updates = case.rollouts, case.B, built.topology.relax.window, built.learner.version
+    R, B, K, updates = case.rollouts, case.B, built.assembly.relax.window, built.learner.version
     place = {key: i // R for i, key in enumerate(kept)}
     for update in range(updates):
         taken = [(key, env) for u, _, key, env in witness.taken if u == update]
@@ -580,7 +580,7 @@ def updates_of(case):
 def run(case, order):
     """One run with all that is checked of any."""
     built, witness = case.build()
-    relax = built.topology.relax
+    relax = built.assembly.relax
 
     def updated():
         check_account(built)
@@ -806,7 +806,7 @@ def test_a_window_of_eight_batches_goes_on_where_half_of_the_actors_stop():
 def test_where_replay_is_not_paced_a_fast_learner_leaves_actors_their_grants():
     """Between any two steps of the buffer the learner is done with all that it has."""
     built, _ = Case(2, {}, preset="free").build()
-    assert not built.topology.relax.paced
+    assert not built.assembly.relax.paced
     for _ in range(1000):
         for actor in built.actors:
             actor.step()

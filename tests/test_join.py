@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from graphs import assemblies, ends, role_names
 from hypothesis import example, given
 from hypothesis import strategies as st
 from test_team import Threads, toy
@@ -16,9 +17,10 @@ from thorough import examples
 
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
-from tianji.build import assemble, topologies
-from tianji.channel import End
+from tianji.build import assemble
+from tianji.channel import Conduit, End
 from tianji.config import JoinConfig, RelaxConfig, ScaleConfig
+from tianji.description import Model
 from tianji.driver import Shuffled
 from tianji.join import (
     MIX,
@@ -28,7 +30,6 @@ from tianji.join import (
     averaged,
     edges,
     in_peers,
-    model_conduit,
     model_layout,
     moved,
     out_peers,
@@ -38,6 +39,7 @@ from tianji.state import decode, encode
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
+from tianji.types import leaf
 
 GRAPHS = ["complete", "ring", "exponential"]
 
@@ -97,6 +99,13 @@ class Witness(Mixer):
             assert np.array_equal(again, self._mine["w"]), "two models for one round"
 
 
+def models_of(trainer):
+    """What it describes of all that it learns."""
+    fates = trainer.fates()
+    arrays = trainer.networks().items()
+    return {name: Model(leaf(a.shape, a.dtype), fates[name]) for name, a in arrays}
+
+
 class World:
     """Mixers of several groups in one thread, over the memory transport."""
 
@@ -118,8 +127,9 @@ class World:
 
     def _connect(self):
         self.transport = transport = self._transport()
-        layout = model_layout(self.trainers[0])
-        conduits = {e: model_conduit(*e, layout) for e in edges(self.graph, self.groups)}
+        layout = model_layout(models_of(self.trainers[0]))
+        pairs = edges(self.graph, self.groups)
+        conduits = {(i, j): Conduit(f"models-{i}-{j}", "queue", layout) for i, j in pairs}
         self.mixers = []
         for g, trainer in enumerate(self.trainers):
             mixer = Witness(
@@ -399,7 +409,7 @@ def groups_of(algorithm, groups, learners=1, relax="sync", **join):
         join=JoinConfig(**({"every": 1} | join if groups > 1 else {})),
         relax=RelaxConfig(join=how if groups > 1 else None),
     )
-    return topologies(config, toy("Chain"))
+    return assemblies(config, toy("Chain"))
 
 
 def begin(algorithm, groups, **join):
@@ -575,20 +585,21 @@ def test_a_learner_that_was_saved_while_it_waited_asks_for_its_next_batch_once_i
 
 def test_conduits_have_the_prefix_of_their_group_and_roles_have_not():
     first, second = groups_of(SMALL_PPO, 2, learners=2)
-    assert first.role_names == second.role_names
-    assert End("g1.rollouts-0", "send") in second.ends("actor-0")
-    assert End("g1.batches-1", "send") in second.ends("buffer")
-    assert End("g1.snapshots", "send") in second.ends("learner")
-    assert End("models-1-0", "send") in second.ends("learner")
-    assert End("models-0-1", "receive") in second.ends("learner")
-    assert not any("models" in name for name, *_ in second.ends("learner-1"))
-    assert groups_of(SMALL_PPO, 1)[0].prefix == ""
+    assert role_names(first) == role_names(second)
+    assert End("g1.rollouts-0", "send") in ends(second, "actor-0")
+    assert End("g1.batches-1", "send") in ends(second, "buffer")
+    assert End("g1.snapshots", "send") in ends(second, "learner")
+    assert End("models-1-0", "send") in ends(second, "learner")
+    assert End("models-0-1", "receive") in ends(second, "learner")
+    assert not any("models" in name for name, *_ in ends(second, "learner-1"))
+    assert End("rollouts-0", "send") in ends(groups_of(SMALL_PPO, 1)[0], "actor-0")
 
 
 def test_one_evaluator_serves_all_groups():
     config = groups_of(SMALL_PPO, 2)[0].config
     config = replace(config, eval=replace(config.eval, every=1))
-    assert [joined.evaluates for joined in topologies(config, toy("Chain"))] == [True, False]
+    groups = assemblies(config, toy("Chain"))
+    assert ["evaluator" in role_names(joined) for joined in groups] == [True, False]
 
 
 def test_the_env_to_look_at_is_one_and_closed_where_roles_make_their_own():
@@ -601,7 +612,7 @@ def test_the_env_to_look_at_is_one_and_closed_where_roles_make_their_own():
         return env
 
     config = groups_of(SMALL_PPO, 2)[0].config
-    joined = topologies(config, make)
+    joined = assemblies(config, make)
     assert made == closed == [1], "some envs take long to make"
     assert [(one.spec.envs, one.spare) for one in joined] == [(4, []), (4, [])]
 

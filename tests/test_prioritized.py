@@ -344,11 +344,11 @@ def test_a_run_that_loads_all_states_goes_on_exactly():
             states = [role.state() for role in built.roles]
             memory = {
                 name: {k: v.copy() for k, v in leaves.items()}
-                for name, leaves in built.topology.memory(built.transport).items()
+                for name, leaves in built.assembly.memory(built.transport).items()
             }
             built.close()
             built = build(config_for(CASES["often"]), chain)
-            for name, leaves in built.topology.memory(built.transport).items():
+            for name, leaves in built.assembly.memory(built.transport).items():
                 for k, v in leaves.items():
                     v[...] = memory[name][k]
             for role, state in zip(built.roles, states, strict=True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tianji
 from tianji import Refusal
-from tianji.build import topology
+from tianji.build import assembly
 from tianji.config import load_config
 from tianji.engines import changing
 from tianji.engines.local import LocalEngine
@@ -189,7 +189,7 @@ RUN = {
 )
 def test_where_it_cannot_work_it_is_refused(overrides, words):
     with pytest.raises(Refusal) as refused:
-        topology(load_config(RUN, overrides))
+        assembly(load_config(RUN, overrides))
     for word in (*words, "scale.rebalance = true cannot be", "scale.rebalance = false"):
         assert word in str(refused.value)
 

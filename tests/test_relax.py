@@ -14,7 +14,7 @@ from thorough import examples
 
 from tianji import Refusal
 from tianji.balance import uneven_rounds
-from tianji.build import build, topology
+from tianji.build import assembly, build
 from tianji.config import load_config
 from tianji.relax import PRESETS, Relaxation, Sizes, problem, relaxation
 from tianji.testing.algorithm import config_for
@@ -38,7 +38,7 @@ REPLAY_ONLY, ON_POLICY_ONLY, JOINED = {"apex", "reverb"}, {"periodic", "impala"}
 
 def given_relax(config, *overrides):
     """What a config's run would be relaxed by."""
-    return topology(load_config(config, overrides)).relax
+    return assembly(load_config(config, overrides)).relax
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_every_preset_runs_without_a_stall(preset, replay, actors):
     for seed in range(5):
         naps = ((seed % (actors + 2), 30, 200),)
         built, _ = run(case, Order(seed, naps=naps))
-        assert built.topology.relax == PRESETS[preset](
+        assert built.assembly.relax == PRESETS[preset](
             Sizes(not replay, alone=False, round=4 * actors if replay else 1)
         )
 
@@ -414,8 +414,8 @@ def test_reverbs_learner_runs_ahead_of_its_data_and_its_actors_of_the_learner():
             ahead["actors"] = max(ahead["actors"], rows - built.learner.version)
 
         interleave(built, Order(0, weights=weights), 60, look)
-        error = built.topology.relax.credit
-        assert error == built.topology.relax.lead == 16
+        error = built.assembly.relax.credit
+        assert error == built.assembly.relax.lead == 16
     assert ahead["learner"] == error
     assert error <= ahead["actors"] <= error + 1 + balance.rows_per_rollout
 
@@ -529,7 +529,7 @@ def test_a_store_that_cannot_stream_or_window_is_refused():
 def test_an_on_policy_update_of_less_than_a_round_is_one_step_ahead_all_the_same():
     """Two updates for each round of four actors: the lead is 1 update, not 2."""
     built, _ = Case(4, {}, rollouts=2, preset="one_step").build()
-    assert built.topology.relax.lead == 1
+    assert built.assembly.relax.lead == 1
 
 
 def test_the_table_of_the_page_is_what_the_presets_are():

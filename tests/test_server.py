@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from graphs import ends, role_names
 from hypothesis import given
 from hypothesis import strategies as st
 from test_interleavings import Once
@@ -336,7 +337,7 @@ PPO = {
 @pytest.mark.parametrize("order", [None, 0])
 def test_ppo_learns_with_a_server_for_all_actors_in_one_thread(order):
     built = build(load_config(PPO))
-    assert [str(role.name) for role in built.roles] == built.topology.role_names
+    assert [str(role.name) for role in built.roles] == role_names(built.assembly)
     built.learner.begin()
     driver = Serial(built.roles) if order is None else Shuffled(built.roles, order)
     returns = []
@@ -363,10 +364,10 @@ def test_one_process_with_a_server_repeats_itself():
 
 def test_actors_of_a_server_hold_no_parameters():
     built = build(load_config(PPO))
-    assert built.topology.ends("actor-1") == [
+    assert ends(built.assembly, "actor-1") == [
         End("rollouts-1", "send"), End("asks-1", "send"), End("answers-1", "receive"),
     ]  # fmt: skip
-    assert End("snapshots", "receive") in built.topology.ends("server")
+    assert End("snapshots", "receive") in ends(built.assembly, "server")
     assert all(actor._params.flat.size == 0 for actor in built.actors)
     built.close()
 

@@ -12,13 +12,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from graphs import conduits, ends, role_names
 from torch import nn
 
 from tianji.algorithm import Lanes
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.buffer import batch_layout
-from tianji.build import topology
+from tianji.build import assembly
 from tianji.channel import End
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, StopConfig
 from tianji.driver import Serial
@@ -137,10 +138,15 @@ def unweighted(self, loss, rate, rows):
     return STEP(self, loss, rate, min(rows, 1))
 
 
+def meet(path):
+    """The file in which learners meet, open."""
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+
 def half(rank, path, results):
     """One of two learners, a process of its own: all cases, one after the other."""
     torch.set_num_threads(1)
-    team = Together(path, rank, 2, timeout=60.0)
+    team = Together(meet(path), rank, 2, timeout=60.0)
     told = {}
     for name, (algorithm, kwargs, _) in CASES.items():
         spec = replace(specs(algorithm, kwargs)[1], learner=rank, team=team)
@@ -236,7 +242,7 @@ def test_arrays_of_different_lengths_are_gathered_and_the_first_ones_shared(halv
 
 
 def leaves_early(rank, path, results):
-    team = Together(path, rank, 2, timeout=5.0)
+    team = Together(meet(path), rank, 2, timeout=5.0)
     team.sum(torch.ones(4))
     if rank == 1:
         os._exit(0)
@@ -262,7 +268,7 @@ def numbers(rank, turn, n, dtype):
 
 def lays_down(rank, size, path, results):
     """One of several processes that add up, each slow at another time."""
-    desk, rng = Desk(path, rank, size), np.random.default_rng(rank)
+    desk, rng = Desk(meet(path), rank, size), np.random.default_rng(rank)
     told = {}
     for turn in range(60):
         n, dtype = PIECES[turn % len(PIECES)]
@@ -298,14 +304,14 @@ def test_a_part_of_a_tensor_is_added_up_in_its_place(tmp_path):
     """A view with gaps, whose other elements stay."""
     desks = [None, None]
 
-    def meet(rank):
-        desks[rank] = Desk(tmp_path / "meet", rank, 2)
+    def come(rank):
+        desks[rank] = Desk(meet(tmp_path / "meet"), rank, 2)
 
     def add(rank, table):
         desks[rank].add_up(table[:, 1])
 
     tables = [torch.full((3, 2), rank + 1.0) for rank in range(2)]
-    for target, arguments in ((meet, [(0,), (1,)]), (add, [(0, tables[0]), (1, tables[1])])):
+    for target, arguments in ((come, [(0,), (1,)]), (add, [(0, tables[0]), (1, tables[1])])):
         threads = [threading.Thread(target=target, args=each) for each in arguments]
         for thread in threads:
             thread.start()
@@ -320,7 +326,7 @@ def test_a_part_of_a_tensor_is_added_up_in_its_place(tmp_path):
 
 
 def is_killed(rank, path, results):
-    team = Together(path, rank, 2, timeout=60.0)
+    team = Together(meet(path), rank, 2, timeout=60.0)
     team.sum(torch.ones(4))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -341,7 +347,7 @@ def test_a_learner_that_is_killed_is_noticed_at_once(tmp_path):
 
 def test_a_learner_that_never_comes_is_not_waited_for_for_ever(tmp_path):
     with pytest.raises(RuntimeError, match="learner 1 has not come"):
-        Desk(tmp_path / "meet", 0, 2, timeout=0.1)
+        Desk(meet(tmp_path / "meet"), 0, 2, timeout=0.1)
 
 
 class Threads:
@@ -386,13 +392,13 @@ def learn_in_a_group(algorithm, learners, updates, actors=4, relax="sync", windo
         relax=relax,
     )  # fmt: skip
     config = replace(config_for(algorithm, scale=scale), reuse=ReuseConfig(window))
-    joined, transport = topology(config, toy("Chain")), Memory()
+    joined, transport = assembly(config, toy("Chain")), Memory()
     team = Threads(0, learners) if learners > 1 else Alone()
     first = joined.learner(transport, 0, team)
     others = [joined.learner(transport, i, team.other(i)) for i in range(1, learners)]
     actors = [joined.actor(i, transport) for i in range(actors)]
     assert [str(r.name) for r in (*actors, first, *others)] == [
-        name for name in joined.role_names if name != "buffer"
+        name for name in role_names(joined) if name != "buffer"
     ]
     roles = [*actors, joined.buffer(transport), first]
     for learner in (first, *others):
@@ -467,11 +473,11 @@ def test_rollouts_are_granted_and_slots_freed_by_the_slowest_of_the_learners():
     scale = ScaleConfig(
         engine="local", actors=2, envs_per_actor=2, rollout_length=4, learners=2, relax="one_step"
     )
-    joined = topology(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
+    joined = assembly(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
     transport = Memory()
-    buffer, store = joined.buffer(transport), joined.store(transport)
+    buffer = joined.buffer(transport)
     lanes = [transport.outbox(lane) for lane in joined.lanes]
-    inboxes = [transport.inbox(joined.batches(store, i)) for i in range(2)]
+    inboxes = [transport.inbox(conduit) for conduit in conduits(joined, "batches")]
 
     def settle():
         """All that may be made is made, and all that may be served is."""
@@ -503,7 +509,7 @@ def share_of(algorithm, learners, actors=4, **fields):
         engine="local", actors=actors, envs_per_actor=2, rollout_length=4, learners=learners
     )
     config = config_for(algorithm, scale=scale, relax=RelaxConfig(**fields))
-    joined = topology(config, toy("Chain"))
+    joined = assembly(config, toy("Chain"))
     return joined.buffer(Memory())
 
 
@@ -527,7 +533,7 @@ def test_several_learners_cannot_follow_an_envs_rewards_and_say_so():
 
 def test_a_learner_without_its_team_is_not_made():
     scale = ScaleConfig(engine="local", actors=2, learners=2)
-    joined = topology(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
+    joined = assembly(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
     with pytest.raises(ValueError, match="needs a team"):
         joined.learner(Memory())
 
@@ -541,12 +547,12 @@ def test_pieces_of_a_streamed_batch_are_one_rollout_for_each_learner():
 
 def test_ends_of_every_learner_are_known():
     scale = ScaleConfig(engine="local", actors=2, learners=2)
-    joined = topology(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
-    assert End("batches", "send") in joined.ends("buffer")
-    assert End("batches-1", "send") in joined.ends("buffer")
-    assert End("batches-1", "receive") in joined.ends("learner-1")
-    assert End("snapshots", "send") in joined.ends("learner")
-    assert End("snapshots", "send") not in joined.ends("learner-1")
+    joined = assembly(config_for(PPO(minibatches=1), scale=scale), toy("Chain"))
+    assert End("batches", "send") in ends(joined, "buffer")
+    assert End("batches-1", "send") in ends(joined, "buffer")
+    assert End("batches-1", "receive") in ends(joined, "learner-1")
+    assert End("snapshots", "send") in ends(joined, "learner")
+    assert End("snapshots", "send") not in ends(joined, "learner-1")
 
 
 def test_an_empty_share_leaves_parameters_and_moments_alone():
@@ -687,8 +693,8 @@ def test_algorithms_step_the_shared_parameters(algorithm):
     scale = ScaleConfig(
         engine="local", relax="a3c", groups=2, actors=2, envs_per_actor=4, rollout_length=8
     )
-    joined, transport = topology(config_for(algorithm, scale=scale), toy("Chain")), Memory()
-    flat = np.zeros(joined.shared.layout["flat"].shape, np.float32)
+    joined, transport = assembly(config_for(algorithm, scale=scale), toy("Chain")), Memory()
+    flat = np.zeros(conduits(joined, "shared")[0].layout["flat"].shape, np.float32)
     learner = joined.learner(transport, shared=Shared(flat, first=True))
     start = flat.copy()
     actors = [joined.actor(i, transport) for i in range(2)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tianji
 from tianji import Refusal, returns
 from tianji.algorithms.ppo import PPO
-from tianji.build import build, topology
+from tianji.build import assembly, build
 from tianji.config import RelaxConfig, ScaleConfig, load_config
 from tianji.driver import Serial
 from tianji.envs.toy import Chain
@@ -295,10 +295,10 @@ def test_publishing_by_an_own_trigger_is_refused_where_actors_wait_for_versions(
     register_at("at", 3)
     for preset in ("sync", "one_step", "bounded"):
         with pytest.raises(Refusal, match="the run would stand still") as told:
-            topology(load_config(RUN, ["relax.publish_when=at", f"scale.relax={preset}"]))
+            assembly(load_config(RUN, ["relax.publish_when=at", f"scale.relax={preset}"]))
         assert 'relax.lead = inf and relax.take = "boundary"' in str(told.value)
     remedy = ["relax.lead=inf", "relax.take=boundary"]
-    assert topology(load_config(RUN, ["relax.publish_when=at", *remedy])).relax.lead == math.inf
+    assert assembly(load_config(RUN, ["relax.publish_when=at", *remedy])).relax.lead == math.inf
 
 
 def test_publishing_by_an_own_trigger_is_refused_where_staleness_is_bounded():
@@ -307,9 +307,9 @@ def test_publishing_by_an_own_trigger_is_refused_where_staleness_is_bounded():
     unbound = ["scale.engine=local", "relax.lead=inf", "relax.take=boundary"]
     for bound in (["scale.relax=tianji"], ["scale.relax=free", "relax.max_staleness=3"]):
         with pytest.raises(Refusal, match=r"relax\.max_staleness = 3"):
-            topology(load_config(RUN, ["relax.publish_when=at", *unbound, *bound]))
+            assembly(load_config(RUN, ["relax.publish_when=at", *unbound, *bound]))
     free = ["relax.publish_when=at", "scale.engine=local", "scale.relax=free"]
-    assert topology(load_config(RUN, free)).relax.max_staleness is None
+    assert assembly(load_config(RUN, free)).relax.max_staleness is None
 
 
 def test_two_rules_for_publishing_are_refused():
@@ -321,4 +321,4 @@ def test_two_rules_for_publishing_are_refused():
 def test_sending_early_is_refused_where_returns_are_followed_across_rollouts():
     register_at("at", 3)
     with pytest.raises(Refusal, match="looks like an episode's end"):
-        topology(load_config(RUN, ["relax.send_when=at", "algorithm.normalise_reward=true"]))
+        assembly(load_config(RUN, ["relax.send_when=at", "algorithm.normalise_reward=true"]))

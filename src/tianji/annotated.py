@@ -1,15 +1,22 @@
-"""Reads what JSON has as dataclasses, by their annotations, and says which part is wrong."""
+"""Reads what JSON has as dataclasses, by their annotations, and says which part is wrong; and
+writes dataclasses so that they can be read again."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import reprlib
 import types
 import typing
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+
+from tianji.state import describe_dtype, dtype_of
+
+T = TypeVar("T")
 Range = tuple[float, float]
 
 COUNT: Range = (1, 10**15)
@@ -59,7 +66,7 @@ class Reader:
         return value
 
     def _fields(self, kind: Any, found: Mapping[str, Any], key: str) -> Any:
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         keys = {name: f"{key}.{name}" if key else name for name in (*hints, *found)}
         for name in hints:
             expect(name in found, f'it has no "{keys[name]}"')
@@ -89,6 +96,75 @@ class Reader:
                f"{key} is {short(value)}, no {'whole ' * (kind is int)}number from {low:g} to "
                f"{high:g}")  # fmt: skip
         return kind(value)
+
+
+class Codec(Reader):
+    """Reads what `tree` wrote. It also knows arrays, dtypes, empty tables, any number, tuples of
+    different things, dataclasses one of which is meant, and states, which it takes as they are."""
+
+    def _read(self, kind: Any, value: Any, key: str, within: Range | None) -> Any:
+        origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+        if origin is types.UnionType and value is not None:
+            return self._read(_meant(parts, value, key), value, key, within)
+        if kind is Any:
+            return value
+        if origin is np.ndarray:
+            expect(isinstance(value, np.ndarray), f"{key} is {short(value)}, no array")
+            return value
+        if origin is np.dtype:
+            return dtype_of(value)
+        if origin is tuple and parts[1] is not Ellipsis:
+            fits = type(value) is list and len(value) == len(parts)
+            expect(fits, f"{key} is {short(value)}, no list of {len(parts)}")
+            every = zip(parts, value, strict=True)
+            return tuple(
+                self._read(part, v, f"{key}.{i}", None) for i, (part, v) in enumerate(every)
+            )
+        return super()._read(kind, value, key, within)
+
+    def _entries(self, parts: tuple[Any, ...], found: Mapping[str, Any], key: str) -> Any:
+        return {name: self._read(parts[1], v, f"{key}.{name}", None) for name, v in found.items()}
+
+    def _number(self, kind: Any, value: Any, key: str, within: Range | None) -> Any:
+        right = type(value) is int or (kind is float and type(value) is float)
+        expect(right, f"{key} is {short(value)}, no {'whole ' * (kind is int)}number")
+        return kind(value)
+
+
+def read(kind: type[T], value: Any) -> T:
+    """A dataclass from its `tree`; ValueError where it is something else."""
+    found: T = Codec().read(kind, value)
+    return found
+
+
+def tree(value: Any) -> Any:
+    """A dataclass as tables and lists; arrays stay what they are."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
+        return {name: tree(part) for name, part in shown.items()}
+    if isinstance(value, Mapping):
+        return {name: tree(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [tree(part) for part in value]
+    return describe_dtype(value, "a dtype") if isinstance(value, np.dtype) else value
+
+
+@functools.cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """What is read of a dataclass: fields that are not compared belong to one process."""
+    own = {f.name for f in dataclasses.fields(kind) if f.compare}
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in own}
+
+
+def _meant(options: tuple[Any, ...], value: Any, key: str) -> Any:
+    """The one of several types that a value is of: of dataclasses, the one with its fields."""
+    for kind in options:
+        if dataclasses.is_dataclass(kind):
+            if isinstance(value, Mapping) and set(value) == set(_hints(kind)):  # type: ignore[arg-type]
+                return kind
+        elif kind is not types.NoneType:
+            return kind
+    raise ValueError(f"{key} is {short(value)}, none of {', '.join(k.__name__ for k in options)}")
 
 
 def _count(name: str, key: str) -> int:

@@ -9,7 +9,7 @@ grant not given, nothing is copied on the way, and no side ever waits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from tianji.types import Array, Layout, Leaves
@@ -48,6 +48,17 @@ class End(NamedTuple):
     side: Side
     index: int = 0  # type: ignore[assignment]  # hides the method of a tuple
     """which receiver, of a newest-only conduit"""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Ends of conduits for another process: what it needs to know, and descriptors."""
+
+    transport: str
+    data: dict[str, Any]
+    """JSON"""
+    fds: tuple[int, ...] = field(default=(), compare=False)
+    """they stay within a machine"""
 
 
 class Slot:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tianji.against import new_speed
-from tianji.build import topologies
+from tianji.build import look
 from tianji.config import Config, load_config
 from tianji.critical import waits_for
 from tianji.errors import Failure, Refusal, nearest
@@ -22,7 +21,6 @@ from tianji.history import History
 from tianji.relax import PRESETS, Sizes
 from tianji.result import EXIT, Result
 from tianji.run import train, warm
-from tianji.transports.memory import Memory
 from tianji.view.status import SilentView, View, duration, human, number
 
 ALONE = "serial"
@@ -317,7 +315,7 @@ def _configs(
         load_config(config, _apart(overrides))  # what is wrong with all is no preset's fault
         try:
             resolved = load_config(config, [*overrides, *_own(preset, config, overrides)])
-            _look(resolved)
+            look(resolved)
         except Refusal as error:
             wrong[preset] = str(error)
         else:
@@ -359,13 +357,6 @@ def _asks_engine(overrides: Sequence[str]) -> bool:
 
 def _apart(overrides: Sequence[str]) -> list[str]:
     return [*overrides] if _asks_engine(overrides) else [*overrides, "scale.engine=local"]
-
-
-def _look(config: Config) -> None:
-    """Can it be built? What cannot be is refused here, before anything is started."""
-    with contextlib.closing(Memory()) as transport:
-        for joined in topologies(config):
-            joined.store(transport)
 
 
 def _folder(runs: Path, name: str | None, config: Config) -> Path:

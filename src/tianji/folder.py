@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import tomli_w
 from tianji.config import Config
 from tianji.errors import Refusal, nearest
 from tianji.fault import Fault
-from tianji.learner import NonFinite
 from tianji.machine import manifest
 from tianji.types import Leaves, Rollout
 
@@ -159,11 +159,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
     return plan if isinstance(plan, dict) else {}
 
 
-def save_batch(path: Path, batch: Iterable[Rollout]) -> bool:
-    """Keep the rollouts of an update that went wrong; False where the disk does not take them."""
-    import safetensors
-    import safetensors.numpy
-
+def batch_arrays(batch: Iterable[Rollout]) -> Leaves:
+    """The arrays of an update that went wrong, to be kept or sent."""
     arrays: Leaves = {}
     for i, part in enumerate(batch):
         leaves = {f"observation.{k}": v for k, v in part.observation.items()}
@@ -171,6 +168,14 @@ def save_batch(path: Path, batch: Iterable[Rollout]) -> bool:
         for name in ("action", "reward", "terminated", "valid", "versions"):
             leaves[name] = getattr(part, name)
         arrays |= {f"part-{i}.{name}": array.copy() for name, array in leaves.items()}
+    return arrays
+
+
+def save_batch(path: Path, arrays: Leaves) -> bool:
+    """Keep the arrays of an update that went wrong; False where the disk does not take them."""
+    import safetensors
+    import safetensors.numpy
+
     try:
         safetensors.numpy.save_file(arrays, path)
     except (OSError, safetensors.SafetensorError) as error:
@@ -179,11 +184,11 @@ def save_batch(path: Path, batch: Iterable[Rollout]) -> bool:
     return True
 
 
-def skipped(error: NonFinite, folder: Path, pid: int) -> Fault:
-    """An update that was left out; its batch is kept."""
+def left_out(fault: Fault, batch: Leaves, folder: Path) -> Fault:
+    """The fault of an update that was left out, once its batch is kept."""
     where = folder / NONFINITE
-    kept = f"; its batch is {where}" if save_batch(where, error.batch) else ""
-    return Fault("learner", f"{error}{kept}", "update", pid, action="update left out")
+    kept = f"; its batch is {where}" if save_batch(where, batch) else ""
+    return replace(fault, cause=f"{fault.cause}{kept}", action="update left out")
 
 
 def find_run(run: str | Path) -> Path:

@@ -8,13 +8,15 @@ and the moves of all groups add up to 0: the mean over groups is kept, however f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
 
 from tianji.algorithm import Trainer
-from tianji.channel import Conduit, Inbox, Outbox, Slot
+from tianji.channel import Inbox, Outbox, Slot
+from tianji.description import Model
 from tianji.role import Did, State
 from tianji.types import Array, Layout, Leaves, leaf
 
@@ -55,15 +57,12 @@ def averaged(trainer: Trainer) -> Leaves:
     return {n: array for n, array in trainer.networks().items() if fates[n] == "averaged"}
 
 
-def model_layout(trainer: Trainer) -> Layout:
-    """What a message holds: the round, and each array, flat."""
-    arrays = averaged(trainer).items()
-    return {ROUND: leaf((1,), np.int64)} | {n: leaf((a.size,), a.dtype) for n, a in arrays}
-
-
-def model_conduit(sender: int, receiver: int, layout: Layout) -> Conduit:
-    """One slot: a model is overwritten only when its receiver is done with it."""
-    return Conduit(f"models-{sender}-{receiver}", "queue", layout)
+def model_layout(models: Mapping[str, Model]) -> Layout:
+    """What a message holds: the round, and each array that groups join, flat."""
+    joined = {name: model.leaf for name, model in models.items() if model.fate == "averaged"}
+    return {ROUND: leaf((1,), np.int64)} | {
+        name: leaf((math.prod(one.shape),), one.dtype) for name, one in joined.items()
+    }
 
 
 class Mixer:

@@ -24,15 +24,18 @@ import torch
 from tianji import trace
 from tianji.actor import Actor
 from tianji.algorithm import Spec
-from tianji.build import Built, Topology, assemble, topology
+from tianji.build import Built, build
 from tianji.channel import Conduit, Inbox
 from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig, load_config
+from tianji.description import describe
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env, Score, TimeStep
 from tianji.errors import Failure, Refusal
 from tianji.fault import Budget
+from tianji.graph import Setup, row_of
 from tianji.machine import cpu_seconds, keep_memory, kept_waiting, set_threads
+from tianji.relax import Relaxation
 from tianji.role import Did, Role, State, generator
 from tianji.role_names import WORKER, RoleName, parse_role
 from tianji.run import train, warm
@@ -270,18 +273,19 @@ def acting(config: Config, envs: int) -> Measurement:
 
     env = make(envs)
     spec = _spec(of_config, env)
-    joined = Topology(of_config, spec, make)
-    lane = Conduit("rollouts-0", "lane", rollout_layout(joined.row, spec.T, envs), 2)
+    setup = Setup(spec, Relaxation(), describe(of_config, spec, Relaxation()))
+    lane = Conduit("rollouts-0", "lane", rollout_layout(row_of(setup), spec.T, envs), 2)
+    newest = Conduit("snapshots", "newest", setup.description.params)
     transport = Memory()
     policy = config.algorithm.policy(dataclasses.replace(spec, actor=0))
     params = config.algorithm.trainer(dataclasses.replace(spec, device="cpu")).params(0)
-    transport.publisher(joined.snapshots).push(0, params.flat)
+    transport.publisher(newest).push(0, params.flat)
     actor = Actor(
         index=0,
         env=env,
         policy=policy,
         rollouts=transport.outbox(lane),
-        snapshots=transport.subscriber(joined.snapshots),
+        snapshots=transport.subscriber(newest),
         behind=math.inf,
         rng=generator(config.seed, "actor"),
         seed=config.seed,
@@ -424,7 +428,7 @@ def learning(
 
     scale = config.scale
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    built = assemble(topology(config, make), Memory())
+    built = build(config, make)
     (actor,) = built.actors
     built.learner.begin()
     driver = Enduring(built.roles, actor, config.faults)

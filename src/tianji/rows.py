@@ -13,9 +13,10 @@ from pathlib import Path
 class Appender:
     """A file that only grows, by whole writes: what does not fit leaves nothing behind."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fd: int | None = None) -> None:
+        """`fd`: the file, where somebody else has opened it to append."""
         self.path = path
-        self._fd: int | None = None
+        self._fd = fd
 
     def write(self, data: bytes) -> None:
         if self._fd is None:

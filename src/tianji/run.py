@@ -26,6 +26,8 @@ from tianji.engines.engine import (
     HostFailed,
     NoAnswer,
     Rebalanced,
+    Started,
+    Usage,
 )
 from tianji.engines.parts import advance, has_store, of_group, part_name, updates_of
 from tianji.engines.server import ForkServer
@@ -35,7 +37,9 @@ from tianji.fault import Budget, Fault
 from tianji.folder import (
     NONFINITE,
     PLAN,
+    batch_arrays,
     find_run,
+    left_out,
     locked,
     make_folder,
     read_json,
@@ -44,17 +48,18 @@ from tianji.folder import (
     save_batch,
     write_json,
 )
+from tianji.graph import evaluates
 from tianji.learner import NonFinite
 from tianji.machine import cores, keep_memory, set_threads
 from tianji.placement import wanted
+from tianji.plan import SLACK
 from tianji.record import Recorder
 from tianji.result import Result
 from tianji.role import State
-from tianji.role_names import parse_role
 from tianji.signals import Signals
 from tianji.tally import Tally
 from tianji.trigger import Counts
-from tianji.verdict import Verdict, judge
+from tianji.verdict import Setting, Verdict, judge, scaling_of
 from tianji.view.status import SilentView, View
 from tianji.watch import Watch, limits
 
@@ -351,17 +356,17 @@ class _Run:
         self._restored, run = parts, parts["run"]
         self._recorder.load_state(run["recorder"])
         self._evaluated = run["evaluated"]
-        topology = self._engine.topology
-        groups = [of_group(parts, group) for group in range(topology.spec.groups)]
+        graph, spec = self._engine.graph, self._engine.setup.spec
+        groups = [of_group(parts, group) for group in range(spec.groups)]
         actors = [state for each in groups for state in each["run"]["actors"]]
         why = []
         if any("store" not in each for each in groups):
             why.append("store not saved")
-        elif not all(has_store(each, topology) for each in groups):
+        elif not all(has_store(each, graph, group) for group, each in enumerate(groups)):
             why.append("store of another size")
         if why or any("env" not in state for state in actors):
             why.append("envs reset")
-        end = [topology.spec.updates, topology.spec.steps]
+        end = [spec.updates, spec.steps]
         if run["end"] != end and getattr(self._config.algorithm, "uses_end", False):
             why.append("the schedule's end was moved")
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
@@ -435,9 +440,8 @@ class _Run:
             self._recorder.event(f"resumed at update {updates}: {self._resumed}")
 
     def _say_if_crowded(self) -> None:
-        scale, topology, here = self._config.scale, self._engine.topology, cores()
-        hosts = {host: [*map(parse_role, roles)] for host, roles in topology.hosts.items()}
-        want = topology.spec.groups * wanted(hosts, scale.cores, scale.env_threads)
+        scale, here = self._config.scale, cores()
+        want = wanted(self._engine.graph.hosts, scale.cores, scale.env_threads)
         choice = (self._planned or {}).get("choice", {})
         if (shared := choice.get("actor_cores")) is not None:  # a plan knows that their envs wait
             want -= scale.groups * (scale.actors - shared)
@@ -468,6 +472,8 @@ class _Run:
         for event in self._engine.heard():
             self._note(event)
         if isinstance(error, NonFinite):
+            save_batch(self._folder / NONFINITE, batch_arrays(error.batch))
+        elif error.batch:
             save_batch(self._folder / NONFINITE, error.batch)
         if parts is None:
             parts, source = self._newest_checkpoint()
@@ -534,7 +540,30 @@ class _Run:
 
     def _judge(self, seconds: float) -> Verdict | None:
         """What held the run up in the last so many seconds."""
-        return judge(*self._engine.load(seconds))
+        usage = self._engine.usage(seconds)
+        return judge(usage.time, self._setting(usage))
+
+    def _setting(self, usage: Usage) -> Setting:
+        """What a verdict depends on beside where the time went."""
+        scale, relax, plan = self._config.scale, self._engine.setup.relax, self._planned or {}
+        alone = scale.engine == "serial"
+        return Setting(
+            actors=max(1, round(usage.active)),
+            groups=scale.groups,
+            cores=scale.cores,
+            available=cores(),
+            places=max(1, usage.places),
+            crowd=usage.crowd,
+            turns=relax.lead == 0 or alone,
+            grows=self._config.algorithm.on_policy,
+            ordered=relax.late == "wait",
+            busiest=usage.busiest,
+            scaling=scaling_of(plan),
+            planned=alone and bool(plan),
+            slack=SLACK if plan and not alone else 0.0,
+            rebalances=scale.rebalance,
+            silent=usage.silent,
+        )
 
     def _can_save(self) -> bool:
         engine = self._engine
@@ -557,8 +586,13 @@ class _Run:
         if isinstance(event, Rebalanced):
             self._recorder.rebalance(event.change, event.group, self._engine.active)
             return
+        if isinstance(event, Started):
+            return
         if isinstance(event, Faulted):
-            self._recorder.fault(event.fault)
+            fault = event.fault
+            if event.batch:
+                fault = left_out(fault, event.batch, self._folder)
+            self._recorder.fault(fault)
             if event.fault.kind == "env" and not self._env_restarts.spend():
                 raise EnvFailed(event.fault, self._env_restarts)
             return
@@ -604,13 +638,13 @@ class _Run:
         return parts is not None
 
     def _write(self, parts: dict[str, State]) -> None:
-        spec = self._engine.topology.spec
+        spec = self._engine.setup.spec
         parts["run"] |= {
             "recorder": self._recorder.state(),
             "end": [spec.updates, spec.steps],
             "evaluated": self._evaluated,
         }
-        score = self._evaluated if self._engine.topology.evaluates else self._recorder.return_mean
+        score = self._evaluated if evaluates(self._config) else self._recorder.return_mean
         meta = {"updates": updates_of(parts), "seed": self._config.seed}
         try:
             path = self._checkpoints.save(self._recorder.steps, parts, meta, score)
@@ -688,7 +722,7 @@ class _Run:
         write_json(self._folder / "result.json", about)
         if isinstance(error, NonFinite):
             path = self._folder / NONFINITE
-            if save_batch(path, error.batch):
+            if save_batch(path, batch_arrays(error.batch)):
                 self._recorder.event(f"the batch is saved in {path}")
         elif isinstance(error, Failure):
             self._rescue(RESCUE)

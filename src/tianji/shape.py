@@ -7,14 +7,15 @@ import dataclasses
 import time
 from typing import Any, NamedTuple
 
-from tianji.build import Topology
+from tianji.balance import Balance
+from tianji.build import make_setup
 from tianji.config import Config, EvalConfig, JoinConfig
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
+from tianji.graph import Setup, balance_of, check_memory, make_graph
 from tianji.plan import Choice, Task
 from tianji.relax import PRESETS, Relaxation, Sizes
-from tianji.spec import check_halves, make_spec
-from tianji.transports.memory import Memory
+from tianji.spec import check_halves
 
 
 class Seen(NamedTuple):
@@ -78,13 +79,11 @@ def see(config: Config) -> Seen:
     return Seen(env.spec, took)
 
 
-def join(config: Config, env: EnvSpec) -> Topology:
-    """The roles of a run, as they would be joined; refuses what a run would refuse."""
-    joined = Topology(config, make_spec(config, env), lambda envs: config.env.make(envs))
-    joined.check_memory()
-    if joined.spec.learners > 1:
-        joined.store(Memory())  # does every learner have an equal share?
-    return joined
+def join(config: Config, env: EnvSpec) -> tuple[Setup, Balance]:
+    """What a run would be made from; refuses what a run would refuse."""
+    setup = make_setup(config, env)
+    check_memory(config, make_graph(config, setup))
+    return setup, balance_of(config, setup)
 
 
 def spread(config: Config, choice: Choice) -> Config:
@@ -108,7 +107,7 @@ def spread(config: Config, choice: Choice) -> Config:
 
 def steps_per_update(config: Config, choice: Choice, env: EnvSpec) -> int:
     """What an update would follow; refuses what a run would refuse."""
-    return join(spread(config, choice), env).balance.steps_per_update
+    return join(spread(config, choice), env)[1].steps_per_update
 
 
 def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
@@ -121,9 +120,9 @@ def possible(config: Config, choice: Choice, env: EnvSpec, task: Task) -> bool:
 
 def task_of(config: Config, env: EnvSpec) -> Task:
     """What a config asks for."""
-    joined = join(config, env)
-    spec, relax, algorithm = joined.spec, joined.relax, config.algorithm
-    rows = joined.balance.steps_per_update
+    setup, balance = join(config, env)
+    spec, relax, algorithm = setup.spec, setup.relax, config.algorithm
+    rows = balance.steps_per_update
     capacity = getattr(algorithm, "capacity", 1 << 62)
     return Task(
         rows=rows,

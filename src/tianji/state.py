@@ -45,7 +45,7 @@ def encode(value: Any, part: str, path: str, arrays: Leaves | None) -> Any:
         arrays[path] = value
         if value.dtype.str in NATIVE:
             return {"$": "array", "name": path}
-        description = _describe(value.dtype, part + path)
+        description = describe_dtype(value.dtype, part + path)
         return {"$": "array", "name": path, "dtype": description, "shape": [*value.shape]}
     raise TypeError(
         f"{part}{path}: a {type(value).__name__} cannot be saved and loaded as the same thing. "
@@ -71,17 +71,22 @@ def decode(value: Any, arrays: Leaves) -> Any:
         case "array" if "dtype" not in value:
             return arrays[value["name"]]
         case "array":
-            dtype = np.lib.format.descr_to_dtype(_tuples(value["dtype"]))
-            return arrays[value["name"]].view(dtype).reshape(value["shape"])
+            return arrays[value["name"]].view(dtype_of(value["dtype"])).reshape(value["shape"])
     raise ValueError(f"{value['$']!r} is no kind of value")
 
 
-def _describe(dtype: np.dtype[Any], where: str) -> Any:
+def describe_dtype(dtype: np.dtype[Any], where: str) -> Any:
+    """A dtype as JSON can have it."""
     if not dtype.hasobject and dtype.itemsize:
         description = json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
-        if np.lib.format.descr_to_dtype(_tuples(description)) == dtype:
+        if dtype_of(description) == dtype:
             return description
     raise TypeError(f"{where}: an array of dtype {dtype} cannot be saved and loaded as the same")
+
+
+def dtype_of(description: Any) -> np.dtype[Any]:
+    """The dtype that was described."""
+    return np.lib.format.descr_to_dtype(_tuples(description))
 
 
 def _tuples(description: Any) -> Any:

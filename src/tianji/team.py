@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -75,19 +74,19 @@ class Together:
 
     def __init__(
         self,
-        path: Path | str,
+        file: int,
         rank: int,
         size: int,
         device: str = "cpu",
         timeout: float = TIMEOUT,
     ) -> None:
-        """They meet in the file at `path`, which must be new; returns when all are there. Each has
-        a GPU of its own, as far as there are enough."""
+        """They meet in an open file, which must be empty; returns when all are there. Each has a
+        GPU of its own, as far as there are enough."""
         self.rank, self.size = rank, size
         self._device = device
         own_gpus = device == "cuda" and _set_gpu(rank) >= size
         kind: type[Desk | _Nccl] = _Nccl if own_gpus else Desk
-        self._sums = self._try(lambda: kind(path, rank, size, timeout))
+        self._sums = self._try(lambda: kind(file, rank, size, timeout))
 
     def sum(self, tensor: Tensor) -> Tensor:
         self._try(lambda: self._sums.add_up(tensor))
@@ -149,9 +148,9 @@ class Desk:
     SPIN, LOOK = 2e-4, 0.02
     """seconds of waiting without sleep; and between looks at whether the others live"""
 
-    def __init__(self, path: Path | str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+    def __init__(self, file: int, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         self._rank, self._size, self._timeout = rank, size, timeout
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = file
         places = 2 * size * self.PIECE
         os.posix_fallocate(self._file, 0, places + size * _LINE)  # rather an error than a signal
         # Locked as long as this process lives, however it ends.
@@ -163,8 +162,6 @@ class Desk:
         self._others = [r for r in range(size) if r != rank]
         self._count = 0
         self._next()
-        if rank == 0:  # all have it open
-            os.unlink(path)
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace it, in place, by the sum of all processes' tensors of this shape."""
@@ -236,12 +233,12 @@ _LINE = 8 * _WORDS
 class _Nccl:
     """Sums of GPUs, one for each process."""
 
-    def __init__(self, path: Path | str, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, file: int, rank: int, size: int, timeout: float) -> None:
         import torch.distributed as dist
 
         dist.init_process_group(
             "nccl",
-            store=dist.FileStore(str(path), size),  # type: ignore[attr-defined]
+            store=dist.FileStore(f"/proc/self/fd/{file}", size),  # type: ignore[attr-defined]
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout),

@@ -95,10 +95,12 @@ class Ring:
     """The file of one host, written a piece at a time. What was written outlives the process,
     however that ends, and a host that is restarted goes on with it."""
 
-    def __init__(self, path: Path, room: int = ROOM) -> None:
+    def __init__(self, path: Path, room: int = ROOM, fd: int | None = None) -> None:
+        """`fd`: the file, where somebody else has opened it."""
         self.path = path
         self._room = room
-        self._fd: int | None = None
+        self._fd = fd
+        self._begun = False
         self._written = 0
         """events so far, those that were overwritten included"""
         self._first = self._last = -1.0
@@ -113,8 +115,8 @@ class Ring:
         not take them: they are lost then, and what follows comes after a gap."""
         if not keys:
             return
-        if self._fd is None:
-            self._open()
+        if not self._begun:
+            self._begin()
         events = np.empty(len(keys) + 1, EVENT)
         events["key"][1:] = self._numbers(keys)
         events["end"][1:] = np.fromiter(ends, np.float64, len(ends))
@@ -134,9 +136,11 @@ class Ring:
         if fd is not None:
             os.close(fd)
 
-    def _open(self) -> None:
-        self.path.parent.mkdir(exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _begin(self) -> None:
+        if self._fd is None:
+            self.path.parent.mkdir(exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._begun = True
         found = _header(os.pread(self._fd, HEADER, 0))
         if found is not None and found["room"] == self._room:
             self._written, self._first = found["written"], found["first"]
@@ -223,7 +227,7 @@ def path_of(run: Path, host: str) -> Path:
 def clear(run: Path) -> None:
     """Begin a new trace: clocks of another process, or another day, say nothing beside these."""
     for path in (run / TRACE).glob("*.trace"):
-        path.unlink(missing_ok=True)
+        os.truncate(path, 0)  # hosts may have it open by now
 
 
 def read(run: Path) -> list[Track]:

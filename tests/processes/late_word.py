@@ -3,14 +3,15 @@
 import time
 
 from tianji.engines import wire
+from tianji.engines.messages import Learnt
 
 _send = wire.send
 
 
-def send(line, kind, content, fds=()):
-    if kind == "updated":
+def send(line, message, fds=()):
+    if isinstance(message, Learnt):
         time.sleep(0.3)
-    _send(line, kind, content, fds)
+    _send(line, message, fds)
 
 
 wire.send = send

@@ -33,7 +33,7 @@ from local_runs import (
 import tianji
 from tianji import Failure, Refusal
 from tianji.__main__ import main
-from tianji.build import topology
+from tianji.build import assembly
 from tianji.checkpoint import Checkpoints
 from tianji.config import load_config
 
@@ -614,4 +614,4 @@ def test_what_cannot_be_is_refused_with_its_consequence_and_its_remedy(
 def test_a_gpu_cannot_step_what_workers_share(tmp_path):
     config = load_config(FAULT, [A3C, GROUPS, "scale.actors=1", "scale.device=cuda"])
     with pytest.raises(Refusal, match=r'scale.device = "cuda" cannot .* Set scale.device = "cpu"'):
-        topology(config)
+        assembly(config)

@@ -24,9 +24,13 @@ import tianji
 from tianji import Failure
 from tianji.__main__ import main
 from tianji.buffer import ARRIVAL
+from tianji.build import look
+from tianji.channel import Offer
 from tianji.checkpoint import Checkpoints
+from tianji.config import load_config
 from tianji.engines import hosts, wire
 from tianji.engines.local import LocalEngine
+from tianji.engines.messages import Ready, RoleRequest
 from tianji.engines.server import ForkServer
 from tianji.machine import process_cpu
 from tianji.placement import Placement
@@ -393,11 +397,13 @@ def test_word_of_a_host_that_was_just_forked_is_not_left_to_the_next_run(one_ser
     server = one_server()
     while hosts.readable(server.line.fileno(), 0.2):
         wire.receive(server.line)  # how hosts of the runs before have ended
-    of_a_run = hosts.Hosts(server, tmp_path, 1)
-    of_a_run.fork(Placement("actor-0", (), 1), {"group": 0}, [])
+    of_a_run = hosts.HostTable(server, tmp_path, 1)
+    setup, graph = look(load_config(PPO))
+    request = RoleRequest("actor-0", {}, "", 1, setup, graph, judges=True)
+    of_a_run.start(Placement("actor-0", (), 1), request, Offer("shm", {}))
     of_a_run.close()
     assert hosts.readable(server.line.fileno(), LIMIT)
-    assert wire.receive(server.line).kind == "exited"
+    assert wire.receive(server.line).kind == "Exited"
 
 
 @pytest.mark.slow
@@ -410,18 +416,18 @@ def test_a_death_while_a_run_is_begun_anew_is_survived_too(role, folder, monkeyp
         again.append(role)
         if len(again) != 2:
             return plain(self, where)
-        poll = hosts.Hosts.poll
+        poll = hosts.HostTable.poll
 
         def polled(self, timeout):
             events = poll(self, timeout)
-            host = self.by_role.get("learner")
+            host = self.by_name.get("learner")
             if host is not None and host.pid > 0 and len(again) == 2:
                 again.append("done")
                 os.kill(host.pid, signal.SIGKILL)
             return events
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hosts.Hosts, "poll", polled)
+            patch.setattr(hosts.HostTable, "poll", polled)
             return plain(self, where)
 
     monkeypatch.setattr(LocalEngine, "start", start)
@@ -513,33 +519,33 @@ def test_an_actor_that_is_killed_again_while_it_is_restarted(moment, folder, mon
         slain.append(pid)
         os.kill(pid, signal.SIGKILL)
 
-    poll, receive, hear = hosts.Hosts.poll, wire.receive, LocalEngine._heard
+    poll, receive, hear = hosts.HostTable.poll, wire.receive, LocalEngine._heard
 
     def polled(self, timeout):
         events = poll(self, timeout)
-        host = self.by_role.get("actor-1")
+        host = self.by_name.get("actor-1")
         if moment == "at once" and host and host.life == 1 and host.pid > 0 and not slain:
             slay(host.pid)
         return events
 
     def received(line):
         """It is dead, and its process is gone, before the launcher hears of it."""
-        message = receive(line)
-        if moment.startswith("before") and message is not None and message.kind == "forked":
-            forked.append(message.content["role"])
-            if forked.count("actor-1") == 2 and not slain:
-                slay(message.content["pid"])
-                gone = f"/proc/{message.content['pid']}"
-                wait(lambda: not os.path.exists(gone), "it is reaped")
-        return message
+        packet = receive(line)
+        if moment.startswith("before") and packet is not None and packet.kind == "Forked":
+            forked.append(packet.message().pid)
+            if len(forked) == at_start + 1 and not slain:
+                slay(forked[-1])
+                wait(lambda: not os.path.exists(f"/proc/{forked[-1]}"), "it is reaped")
+        return packet
 
     def heard(self, event):
-        if moment.startswith("when") and event.kind == "ready" and event.host.life == 1:
+        ready = isinstance(event.message, Ready)
+        if moment.startswith("when") and ready and event.host.life == 1:
             slay(event.host.pid)
         return hear(self, event)
 
-    forked = []
-    monkeypatch.setattr(hosts.Hosts, "poll", polled)
+    forked, at_start = [], len(look(load_config(PPO))[1].hosts)
+    monkeypatch.setattr(hosts.HostTable, "poll", polled)
     monkeypatch.setattr(hosts.wire, "receive", received)
     monkeypatch.setattr(LocalEngine, "_heard", heard)
 

@@ -1,4 +1,4 @@
-"""The launcher's hand on how many actors of a group are active."""
+"""Decides how many actors of a group are active, on the launcher's side."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tianji.build import Topology
 from tianji.engines.engine import Rebalanced
-from tianji.engines.hosts import SILENT, Host, Hosts
+from tianji.engines.hosts import SILENT, Host, HostTable
+from tianji.engines.messages import Activate
 from tianji.engines.spent import LONGEST
 from tianji.flow import LEAST, Flow
 from tianji.rebalance import Rebalancer, chosen
@@ -27,8 +27,8 @@ class Changing:
 
     def __init__(
         self,
-        group: Topology,
-        hosts: Hosts,
+        group: int,
+        hosts: HostTable,
         rebalancer: Rebalancer,
         crowd: Callable[[float], tuple[set[int], float]],
     ) -> None:
@@ -48,18 +48,19 @@ class Changing:
 
     def apply(self) -> None:
         """Tell the buffer, which grants, and the actors, which say what they wait for."""
-        cores = [self._host(f"actor-{i}").placement.cores for i in range(self._rebalancer.most)]
+        hosts = (host for host in self._mine() for role in host.roles if role.kind == "actor")
+        cores = [host.placement.cores for host in hosts]
         self._actors = chosen(self.active, self._turn, cores)
         for host in self._mine():
             self.tell(host)
 
     def tell(self, host: Host) -> None:
-        if host.group == self._group.spec.group and host.kind in ("actor", "buffer"):
-            self._hosts.send(host.role, "active", {"actors": self._actors})
+        if host.group == self._group and host.kind in ("actor", "buffer"):
+            self._hosts.send(host.name, Activate(tuple(self._actors)))
 
     def look(self, counts: Sequence[Mapping[str, int]]) -> Rebalanced | None:
         """What is due now, by the counts of each group."""
-        now, updates = time.monotonic(), counts[self._group.spec.group]["version"]
+        now, updates = time.monotonic(), counts[self._group]["version"]
         if any(host.resting or not host.alive for host in self._mine()):
             self._begin(now, updates)
             self._rebalancer.pause()
@@ -77,7 +78,8 @@ class Changing:
         if change is None:
             return None
         self.apply()
-        return Rebalanced(change, self._group.prefix.rstrip("."))
+        own = self._mine()[0].roles[0].group
+        return Rebalanced(change, "" if own is None else f"g{own}")
 
     def _begin(self, now: float, updates: int) -> None:
         self._began, self._updates = now, updates
@@ -99,12 +101,5 @@ class Changing:
 
     def _mine(self) -> list[Host]:
         """The hosts of the group's loop."""
-        group = self._group.spec.group
-        return [
-            host
-            for host in self._hosts.by_role.values()
-            if host.group == group and host.kind in ("actor", "buffer", "learner", "server")
-        ]
-
-    def _host(self, role: str) -> Host:
-        return self._hosts.by_role[f"{self._group.prefix}{role}"]
+        hosts = self._hosts.by_name.values()
+        return [host for host in hosts if host.group == self._group and not host.beside]

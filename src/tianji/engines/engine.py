@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tianji.build import Topology
 from tianji.errors import Failure
 from tianji.fault import Fault
+from tianji.graph import Graph, Setup
 from tianji.rebalance import Change
 from tianji.role import State
 from tianji.tally import Tally
-from tianji.types import Array, Report
-from tianji.verdict import Setting, Time
+from tianji.types import Array, Leaves, Report
+from tianji.verdict import Time
 from tianji.watch import Due
+
+
+@dataclass(frozen=True)
+class Started:
+    """An env has made its first step."""
 
 
 class Updated(NamedTuple):
@@ -24,7 +30,8 @@ class Updated(NamedTuple):
     due: Due
 
 
-class Evaluated(NamedTuple):
+@dataclass(frozen=True)
+class Evaluated:
     """An evaluation ended."""
 
     version: int
@@ -34,10 +41,13 @@ class Evaluated(NamedTuple):
     """EPISODE records"""
 
 
-class Faulted(NamedTuple):
+@dataclass(frozen=True)
+class Faulted:
     """Something went wrong, and the run goes on."""
 
     fault: Fault
+    batch: Leaves = field(default_factory=dict)
+    """the arrays of an update that was left out"""
 
 
 class Rebalanced(NamedTuple):
@@ -48,7 +58,24 @@ class Rebalanced(NamedTuple):
     """whose actors they are, "" where there is one group"""
 
 
-Event = Updated | Evaluated | Faulted | Rebalanced
+Event = Started | Updated | Evaluated | Faulted | Rebalanced
+
+
+class Usage(NamedTuple):
+    """What hosts spent their time on, as far as an engine knows it and a config does not."""
+
+    time: Time
+    """mean shares of the time of each kind of host, by kind of work"""
+    active: float = 1.0
+    """actors that were active, of all groups"""
+    places: int = 0
+    """cores that actors may run on"""
+    crowd: float = 0.0
+    """share of these cores in use"""
+    busiest: float = 0.0
+    """share of its time that the busiest actor worked"""
+    silent: Mapping[str, float] = {}
+    """hosts that work and have reported nothing for n seconds"""
 
 
 class NoAnswer(Failure):
@@ -59,8 +86,9 @@ class HostFailed(Failure):
     """A host raised or died, and the roles cannot go on without it; the message names it and says
     why."""
 
-    def __init__(self, fault: Fault, also: str, final: bool) -> None:
-        """`final`: a restart would not help, or was tried often enough."""
+    def __init__(self, fault: Fault, also: str, final: bool, batch: Leaves | None = None) -> None:
+        """`final`: a restart would not help, or was tried often enough; `batch`: the arrays of an
+        update that is not finite."""
         tail = (
             ""
             if fault.exception or not fault.traceback
@@ -69,12 +97,15 @@ class HostFailed(Failure):
         super().__init__(f"{fault.role} failed: {fault.cause}{also}{tail}")
         self.fault = fault
         self.final = final
+        self.batch = batch or {}
 
 
 class Engine(Protocol):
     """Runs the roles. Nothing happens outside of `turn`, as far as can be seen from here."""
 
-    topology: Topology
+    graph: Graph
+    setup: Setup
+    """of the first group"""
     beside: bool
     """do evaluations run beside training?"""
     started: bool
@@ -137,8 +168,8 @@ class Engine(Protocol):
         """Where the time went lately, by "role/kind": shares of each host's time, or of all the
         time where one host has all roles."""
 
-    def load(self, seconds: float) -> tuple[Time, Setting]:
-        """What a verdict on the last so many seconds is made of; inf: on the whole run."""
+    def usage(self, seconds: float) -> Usage:
+        """Of the last n seconds; inf: of the whole run."""
 
     def time(self) -> dict[str, dict[str, float]]:
         """Where the time of the whole run went: for each kind of host, shares that add up to 1."""

@@ -40,6 +40,7 @@ def main(fd: int, parent: int) -> None:
     die_with_parent(parent)
     leave_signals_to_launcher()
     from tianji.engines import host, wire  # torch and gymnasium come with these
+    from tianji.engines.messages import Exited, Forked
 
     line = socket.socket(fileno=fd)
     poll = select.poll()
@@ -55,12 +56,12 @@ def main(fd: int, parent: int) -> None:
                 _, status = os.waitpid(pid, 0)
                 code = os.waitstatus_to_exitcode(status)
                 try:
-                    wire.send(line, "exited", {"pid": pid, "code": code})
+                    wire.send(line, Exited(pid, code))
                 except OSError:  # the launcher is gone, and this process with it in a moment
                     return
                 continue
-            message = wire.receive(line)
-            if message is None:
+            packet = wire.receive(line)
+            if packet is None:
                 for pid in hosts.values():
                     os.kill(pid, signal.SIGKILL)
                 os._exit(0)  # at once: there is nothing here to be tidied up
@@ -70,10 +71,10 @@ def main(fd: int, parent: int) -> None:
                     os.close(other)
                 line.detach()
                 die_with_parent(server)
-                host.main(message.content, message.fds)
+                host.main(packet)
             pidfd = os.pidfd_open(pid)
             hosts[pidfd] = pid
             poll.register(pidfd, select.POLLIN)
-            for theirs in message.fds:
+            for theirs in packet.fds:
                 os.close(theirs)
-            wire.send(line, "forked", {"pid": pid, "role": message.content["role"]}, [pidfd])
+            wire.send(line, Forked(pid), [pidfd])

@@ -11,21 +11,23 @@ import select
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tianji.actor import INACTIVE
+from tianji.channel import Offer
 from tianji.engines import wire
+from tianji.engines.messages import Exited, Failed, Fork, RoleRequest, States, Status, Stop
 from tianji.engines.server import ForkServer
 from tianji.engines.spent import Spent
 from tianji.fault import Fault
 from tianji.folder import HOSTS
 from tianji.machine import oom_kills, process_rss, process_started
 from tianji.placement import Placement
-from tianji.role import State
-from tianji.role_names import parse_role
+from tianji.role_names import WORKER, RoleName
 
 GRACE = 2.0
 """seconds that hosts have to end before they are killed"""
@@ -41,12 +43,15 @@ BEAT, STEP, SEED = 1, 2, 3
 was seeded, and that seed"""
 
 
+STARTS = Status(0.0, {}, 0.0, "starts")
+
+
 @dataclass
 class Host:
     """What is known of one process."""
 
     placement: Placement
-    group: int
+    roles: tuple[RoleName, ...]
     place: int
     line: socket.socket
     life: int = 0
@@ -61,8 +66,8 @@ class Host:
     resting: bool = True
     alive: bool = True
     sent: int = 0
-    status: State = field(default_factory=dict)
-    answer: State | None = None
+    status: Status = STARTS
+    answer: States | None = None
     code: int | None = None
     rss: int = 0
     rate: float = 0.0
@@ -71,22 +76,45 @@ class Host:
     """when it was last seen to go on, and how far it was"""
     longest: float = 0.0
     """seconds that it took at most from one step to the next, as far as was seen"""
-    told: Fault | None = None
-    """what is known of its failure, before it is seen to be dead"""
-    expected: bool = False
-    """did it end by its own word, for a reason that would come again?"""
+    failure: Failed | None = None
+    """what is known of why it ends, before it is seen to be dead"""
     spent: Spent = field(default_factory=Spent)
     """where its time went, as far as it has told"""
     went: float = math.inf
     """when it was last told to go on, by the clock"""
 
     @property
-    def role(self) -> str:
+    def name(self) -> str:
         return self.placement.host
 
     @property
     def kind(self) -> str:
-        return parse_role(self.role).kind
+        """Of all its roles, or WORKER."""
+        kinds = {role.kind for role in self.roles}
+        return kinds.pop() if len(kinds) == 1 else WORKER
+
+    @property
+    def group(self) -> int:
+        return self.roles[0].group or 0
+
+    @property
+    def acts(self) -> bool:
+        """Does it make steps that are learnt from?"""
+        return any(role.of.flow == "produced" for role in self.roles)
+
+    @property
+    def replaceable(self) -> bool:
+        """Can it be restarted while all others go on?"""
+        return all(role.of.replaceable for role in self.roles)
+
+    @property
+    def steps_envs(self) -> bool:
+        return any(role.of.steps_envs for role in self.roles)
+
+    @property
+    def beside(self) -> bool:
+        """Does it work beside the loop, as no part of the run's future?"""
+        return all(role.of.beside for role in self.roles)
 
     def silent(self, now: float) -> float:
         """Seconds since it said how it is, while it works: it is in the middle of one step."""
@@ -97,15 +125,15 @@ class Host:
     @property
     def leads(self) -> bool:
         """Does it hold the first learner of its group?"""
-        return self.role.rpartition(".")[2] in ("learner", "worker")
+        return any(role.of.learns and role.index == 0 for role in self.roles)
 
 
 class Heard(NamedTuple):
     """A message of a host."""
 
     host: Host
-    kind: str
-    content: State
+    message: Any
+    """one of `messages`"""
 
 
 class Died(NamedTuple):
@@ -120,11 +148,11 @@ class Died(NamedTuple):
         return self.host is not None and self.host.code == 0
 
 
-class Hosts:
+class HostTable:
     """All processes of a run, apart from the launcher itself."""
 
     def __init__(self, server: ForkServer, folder: Path, most: int) -> None:
-        self.by_role: dict[str, Host] = {}
+        self.by_name: dict[str, Host] = {}
         self.server_dead = False
         self._server, self._line = server, server.line
         self._folder = folder
@@ -134,50 +162,62 @@ class Hosts:
         self._epoll.register(self._line, select.EPOLLIN)
         self._board_fd, self._board = self._make_board(most)
         self._events: list[Heard | Died] = []
+        self._forked: deque[Host] = deque()
+        """hosts whose processes have yet to be reported, in the order of their starts"""
         self._table_due = 0.0
         self._oom_kills = oom_kills()
 
-    def fork(self, placement: Placement, request: State, fds: Sequence[int], life: int = 0) -> None:
-        """Start a host; what it says and how it ends comes from `poll`."""
-        old = self.by_role.get(placement.host)
-        place = len(self.by_role) if old is None else old.place
+    def start(
+        self,
+        placement: Placement,
+        request: RoleRequest,
+        offer: Offer,
+        files: Sequence[int] = (),
+        life: int = 0,
+    ) -> None:
+        """Start a host; what it says and how it ends comes from `poll`. The descriptors of the
+        request's files, and those of the offer, are closed here once they are sent."""
+        name = placement.host
+        old = self.by_name.get(name)
+        place = 8 * len(self.by_name) if old is None else old.place
         if old is not None:
             self._let_go(old)
         for word in range(8):
-            self._board[8 * place + word] = 0
+            self._board[place + word] = 0
         ours, theirs = wire.pair()
-        about = {
-            "role": placement.host,
-            "place": 8 * place,
-            "life": life,
-            "cores": list(placement.cores),
-            "threads": placement.threads,
-            "folder": str(self._folder.resolve()),
-        }
-        wire.send(self._line, "fork", request | about, [theirs.fileno(), self._board_fd, *fds])
+        fork = Fork(request, placement, offer, place, life)
+        fds = [theirs.fileno(), self._board_fd, *files, *offer.fds]
+        try:
+            wire.send(self._line, fork, fds)
+        finally:
+            for fd in (*files, *offer.fds):
+                os.close(fd)
         theirs.close()
         ours.setblocking(False)
-        self.by_role[placement.host] = Host(placement, request["group"], place, ours, life)
+        host = Host(placement, request.graph.hosts[name], place, ours, life)
+        self.by_name[name] = host
+        self._forked.append(host)
         self._epoll.register(ours, select.EPOLLIN)
 
-    def send(self, role: str, kind: str, content: State, fds: Sequence[int] = ()) -> None:
-        host = self.by_role[role]
+    def send(self, name: str, message: Any, fds: Sequence[int] = ()) -> None:
+        """Say something to a host; descriptors that come with it stay open here."""
+        host = self.by_name[name]
         if not host.alive:
             return
         host.line.setblocking(True)
         try:
-            wire.send(host.line, kind, content, fds)
+            wire.send(host.line, message, fds)
         except (BrokenPipeError, ConnectionResetError):
             return  # it is dead, and will be found so
         finally:
             host.line.setblocking(False)
         host.sent += 1
-        self._board[8 * host.place] = host.sent
+        self._board[host.place] = host.sent
 
     def poll(self, timeout: float) -> list[Heard | Died]:
         """What happened, or happens within so many seconds; in the order of each host's own."""
-        lines = {host.line.fileno(): host for host in self.by_role.values() if host.alive}
-        pidfds = {host.pidfd: host for host in self.by_role.values() if host.pidfd >= 0}
+        lines = {host.line.fileno(): host for host in self.by_name.values() if host.alive}
+        pidfds = {host.pidfd: host for host in self.by_name.values() if host.pidfd >= 0}
         dead = []
         for fd, _ in self._epoll.poll(max(0.0, timeout)):
             if fd == self._line.fileno():
@@ -193,9 +233,9 @@ class Hosts:
         events, self._events = self._events, []
         return events
 
-    def hear(self, role: str) -> list[Heard | Died]:
+    def hear(self, name: str) -> list[Heard | Died]:
         """What one host has said by now."""
-        self._hear(self.by_role[role])
+        self._hear(self.by_name[name])
         events, self._events = self._events, []
         return events
 
@@ -203,8 +243,8 @@ class Hosts:
         """Hosts that should work and have not gone on for so many seconds, and for how many. None:
         30, or ten times what they took at most before."""
         now, found = time.monotonic(), []
-        for host in self.by_role.values():
-            beats = self._board[8 * host.place + BEAT]
+        for host in self.by_name.values():
+            beats = self._board[host.place + BEAT]
             since, before = host.beat
             if beats != before or host.resting or not host.alive:
                 if before > 0 and not host.resting and beats != before:
@@ -216,25 +256,26 @@ class Hosts:
 
     def forgive(self) -> None:
         """What went by until now does not count as hanging."""
-        for host in self.by_role.values():
+        for host in self.by_name.values():
             host.beat = time.monotonic(), -1
 
     def end(self, host: Host, cause: str) -> None:
         """Kill a host that hangs, once it has written its stack down, if it can."""
-        path, stack = self._log(host.role), ""
+        path, stack = self._log(host.name), ""
         with contextlib.suppress(OSError):
             before = path.stat().st_size
             signal.pidfd_send_signal(host.pidfd, signal.SIGUSR2)
             time.sleep(DUMP)
             stack = path.read_bytes()[before:].decode(errors="replace")
         where = f"its stack is in {path}" if stack else "it could not say where: it is stopped"
-        host.told = self._fault(host, f"{cause}; {where}", stack)
+        fault = self._fault(host, f"{cause}; {where}", stack)
+        host.failure = Failed(fault, expected=False, refused=False)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
 
     def kill(self) -> None:
         """End everything at once."""
-        for host in self.by_role.values():
+        for host in self.by_name.values():
             if host.pidfd >= 0:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
@@ -243,22 +284,22 @@ class Hosts:
         """Ask all hosts to end, then end them; nothing of them is left."""
         end = time.monotonic() + GRACE
         # Word of one that was just forked is not left to the next run's hosts.
-        while any(host.pidfd < 0 for host in self.by_role.values()) and not self.server_dead:
+        while any(host.pidfd < 0 for host in self.by_name.values()) and not self.server_dead:
             if not readable(self._line.fileno(), end - time.monotonic()):
                 break
             self._hear_server()
-        for host in self.by_role.values():
+        for host in self.by_name.values():
             with contextlib.suppress(OSError):
-                self.send(host.role, "stop", {})
+                self.send(host.name, Stop())
         end = time.monotonic() + GRACE
-        for host in self.by_role.values():
+        for host in self.by_name.values():
             if host.pidfd >= 0:
                 readable(host.pidfd, end - time.monotonic())
-        for host in self.by_role.values():
+        for host in self.by_name.values():
             self._let_go(host)
-        if self.by_role:
+        if self.by_name:
             (self._folder / HOSTS).unlink(missing_ok=True)
-        self.by_role.clear()
+        self.by_name.clear()
         self._closing.close()
 
     def write_table(self) -> None:
@@ -267,19 +308,18 @@ class Hosts:
             return
         self._table_due = now + TABLE
         rows = []
-        for host in self.by_role.values():
+        for host in self.by_name.values():
             host.rss = process_rss(host.pid) or host.rss
-            acts = host.kind in ("actor", "worker")
             rows.append(
                 {
-                    "role": host.role,
+                    "role": host.name,
                     "pid": host.pid,
                     "life": host.life,
                     "cores": list(host.placement.cores),
                     "threads": host.placement.threads,
                     "state": _state(host),
-                    "steps_per_s": round(host.rate, 1) if acts else None,
-                    "version": host.status.get("version"),
+                    "steps_per_s": round(host.rate, 1) if host.acts else None,
+                    "version": host.status.version,
                 }
             )
         me = os.getpid()
@@ -306,8 +346,8 @@ class Hosts:
         return fd, words
 
     def _hear_server(self) -> None:
-        message = wire.receive(self._line)
-        if message is None:
+        packet = wire.receive(self._line)
+        if packet is None:
             if self.server_dead:
                 return
             self.server_dead = True
@@ -318,30 +358,30 @@ class Hosts:
                 Died(None, Fault("forkserver", words, pid=self._server.process.pid))
             )
             return
-        content = message.content
-        if message.kind == "forked":
-            host = self.by_role[content["role"]]
-            host.pid = content["pid"]
-            (host.pidfd,) = message.fds  # not opened here: it may have ended, and be gone, by now
-            self._epoll.register(host.pidfd, select.EPOLLIN)
-        else:
-            for host in self.by_role.values():
-                if host.pid == content["pid"]:
-                    host.code = content["code"]
+        message = packet.message()
+        if isinstance(message, Exited):
+            for host in self.by_name.values():
+                if host.pid == message.pid:
+                    host.code = message.code
+            return
+        host = self._forked.popleft()
+        host.pid = message.pid
+        (host.pidfd,) = packet.fds  # not opened here: it may have ended, and be gone, by now
+        self._epoll.register(host.pidfd, select.EPOLLIN)
 
     def _hear(self, host: Host) -> None:
         while host.alive:
             try:
-                message = wire.receive(host.line)
+                packet = wire.receive(host.line)
             except BlockingIOError:
                 return
             finally:
                 host.line.setblocking(False)
-            if message is None:
+            if packet is None:
                 with contextlib.suppress(FileNotFoundError):
                     self._epoll.unregister(host.line)
                 return
-            self._events.append(Heard(host, message.kind, message.content))
+            self._events.append(Heard(host, packet.message()))
 
     def _bury(self, host: Host) -> None:
         host.alive = False
@@ -353,7 +393,8 @@ class Hosts:
             if readable(self._line.fileno(), 0.1):
                 self._hear_server()
         _kill_group(host.pid)  # processes that an env has left
-        self._events.append(Died(host, host.told or self._death(host)))
+        fault = self._death(host) if host.failure is None else host.failure.fault
+        self._events.append(Died(host, fault))
 
     def _death(self, host: Host) -> Fault:
         """Why a host ended that said nothing."""
@@ -369,15 +410,15 @@ class Hosts:
                 f"of this run has no more. Lower scale.envs_per_actor or algorithm.capacity"
             )
         cause = f"its process (pid {host.pid}) {how}"
-        return self._fault(host, cause, self._tail(host.role), number, oom)
+        return self._fault(host, cause, self._tail(host.name), number, oom)
 
     def _fault(
         self, host: Host, cause: str, trace: str = "", number: str | None = None, oom: bool = False
     ) -> Fault:
-        words = self._board[8 * host.place : 8 * host.place + 8].tolist()
-        env = host.kind in ("actor", "worker") and words[STEP] > 0
+        words = self._board[host.place : host.place + 8].tolist()
+        env = host.acts and words[STEP] > 0
         return Fault(
-            role=host.role,
+            role=host.name,
             cause=cause,
             pid=host.pid,
             signal=number,
@@ -387,13 +428,13 @@ class Hosts:
             step=words[STEP] if env else None,
         )
 
-    def _log(self, role: str) -> Path:
-        return self._folder / "logs" / f"{role}.log"
+    def _log(self, name: str) -> Path:
+        return log_of(self._folder, name)
 
-    def _tail(self, role: str) -> str:
+    def _tail(self, name: str) -> str:
         """The last lines that a host wrote."""
         try:
-            lines = self._log(role).read_text(errors="replace").strip().splitlines()[-40:]
+            lines = self._log(name).read_text(errors="replace").strip().splitlines()[-40:]
         except OSError:
             return ""
         return "\n".join(lines)
@@ -414,11 +455,16 @@ class Hosts:
         host.line.close()
 
 
+def log_of(folder: Path, host: str) -> Path:
+    """What a host of a run writes to."""
+    return folder / "logs" / f"{host}.log"
+
+
 def _state(host: Host) -> str:
     """How it is, in a word or two."""
     if not host.alive:
         return "dead"
-    state: str = host.status.get("state", "starts")
+    state = host.status.state
     return "inactive" if state == f"waits for {INACTIVE.waits}" else state
 
 

@@ -9,33 +9,61 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tianji import trace
 from tianji.actor import INACTIVE
-from tianji.build import Topology, topologies
-from tianji.channel import End
+from tianji.build import look
+from tianji.channel import Offer
 from tianji.config import Config
 from tianji.engines.changing import Changing
-from tianji.engines.engine import Evaluated, Event, Faulted, NoAnswer, Updated
-from tianji.engines.hosts import SILENT, Died, Heard, Host, Hosts
+from tianji.engines.engine import (
+    Evaluated,
+    Event,
+    Faulted,
+    NoAnswer,
+    Started,
+    Updated,
+    Usage,
+)
+from tianji.engines.hosts import SILENT, Died, Heard, Host, HostTable, log_of
+from tianji.engines.messages import (
+    Activate,
+    Ask,
+    Failed,
+    Go,
+    Learnt,
+    Load,
+    Pause,
+    Paused,
+    Ready,
+    Renewed,
+    RoleRequest,
+    Settle,
+    Settled,
+    Show,
+    Shown,
+    States,
+    Status,
+)
 from tianji.engines.parts import gather, join_groups, of_group, scatter
 from tianji.engines.server import ForkServer
 from tianji.engines.spent import LATELY, Told
 from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure, Refusal
-from tianji.fault import Fault, parse
-from tianji.folder import read_plan
+from tianji.fault import Fault
+from tianji.folder import ARRIVALS, read_plan
 from tianji.machine import core_order, cores
 from tianji.placement import placements
-from tianji.plan import SLACK
 from tianji.rebalance import Rebalancer, first_of
 from tianji.role import State, generator, generator_state
-from tianji.role_names import parse_role
+from tianji.role_names import WORKER, RoleName
 from tianji.tally import Tally, only_counts
 from tianji.transports.shm import Shm
-from tianji.types import EPISODE, PRODUCED, SEQ
-from tianji.verdict import Setting, Time, busy, scaling_of
+from tianji.types import EPISODE, PRODUCED, SEQ, Array
+from tianji.verdict import busy
 from tianji.watch import Due, Watch
 
 TURN = 0.05
@@ -60,7 +88,7 @@ class LocalEngine:
         self._config = config
         self._closing = contextlib.ExitStack()
         self._server = server
-        self._hosts: Hosts | None = None
+        self._hosts: HostTable | None = None
         self._folder = Path()
         self.started = False
         self._settling = self._stopped = self._disk_said = False
@@ -79,16 +107,18 @@ class LocalEngine:
         self._changing: list[Changing] = []
         """who decides how many actors are active, of each group"""
         self._sha256 = ""
-        self._scaling: Mapping[int, float] = {}
-        """updates per second of a learner by its cores, where the run's plan has measured them"""
-        self._slack = 0.0
-        """share of what is consumed that actors should be able to make beside it, by that plan"""
         self._watch: Watch | None = None
+        self._team_files: list[int] = []
+        """memory in which the learners of each group meet"""
         try:
-            self._groups = topologies(config)
-            self.topology = self._groups[0]
+            self.setup, self.graph = look(config)
+            self._groups = range(self.setup.spec.groups)
             self._counts = [dict.fromkeys(COUNTED, 0) for _ in self._groups]
-            self._transport = self._open()
+            self._transport = Shm()
+            self._closing.callback(self._transport.close)
+            # Made here, so that it is refused here if it is too big.
+            for joint in self.graph.between_hosts():
+                self._transport.open(joint.conduit)
         except BaseException:
             self.close()
             raise
@@ -109,7 +139,7 @@ class LocalEngine:
     def settled(self) -> bool:
         """A role that is being restarted is not waited for."""
         return len(self._rests) == len(self._groups) and all(
-            host.resting or host.role in self._due for host in self._loop_hosts()
+            host.resting or host.name in self._due for host in self._loop_hosts()
         )
 
     @property
@@ -128,25 +158,22 @@ class LocalEngine:
 
     def start(self, folder: Path) -> None:
         self._folder = folder
-        (folder / "logs").mkdir(exist_ok=True)
-        plan = read_plan(folder)
-        self._slack, self._scaling = SLACK if plan else 0.0, scaling_of(plan)
-        scale, mine = self._config.scale, core_order()
-        hosts = {
-            name: tuple(map(parse_role, roles))
-            for group in self._groups
-            for name, roles in group.hosts.items()
-        }
-        placed = placements(hosts, mine, scale.cores, scale.pin, scale.env_threads, scale.device)
-        self._placed = {placement.host: placement for placement in placed}
-        self._teams = folder / "logs" / f"team-{time.monotonic_ns()}"
-        self._hosts = Hosts(self._server, folder, len(placed))
-        self._supervisor = Supervisor(
-            self._config.faults, self._groups, self._hosts, self._transport, self._fork
+        for inside in ("logs", trace.TRACE):
+            (folder / inside).mkdir(exist_ok=True)
+        scale, hosts = self._config.scale, self.graph.hosts
+        placed = placements(
+            hosts, core_order(), scale.cores, scale.pin, scale.env_threads, scale.device
         )
-        for group in self._groups:
-            for name in group.hosts:
-                self._fork(group, name)
+        self._placed = {placement.host: placement for placement in placed}
+        for _ in self._groups:
+            self._team_files.append(os.memfd_create("team", os.MFD_CLOEXEC))
+            self._closing.callback(os.close, self._team_files[-1])
+        self._hosts = HostTable(self._server, folder, len(placed))
+        self._supervisor = Supervisor(
+            self._config.faults, self.graph, self._hosts, self._transport, self._start_host
+        )
+        for name in hosts:
+            self._start_host(name)
         self._until(lambda: all(h.ready for h in self._all()), START, "start")
         self._check_alike()
         for name in hosts:
@@ -159,12 +186,12 @@ class LocalEngine:
             recorded = parts["run"]["recorder"]
             elapsed = recorded["elapsed"]
             for group in self._groups:
-                self._load(group, of_group(parts, group.spec.group), recorded)
-            if self.topology.shared is not None:
+                self._load(group, of_group(parts, group), recorded)
+            if self.setup.relax.join == "hogwild":
                 # Once the first group's learner answers, it has laid out what others go on from.
                 self._ask([h for h in self._leaders() if h.group == 0], ANSWER)
         for group in self._groups:
-            self._begin_active(group, {} if parts is None else of_group(parts, group.spec.group))
+            self._begin_active(group, {} if parts is None else of_group(parts, group))
         self._watch = Watch(self._config, elapsed=elapsed)
         if parts is not None:
             self._watch.load_state(parts["run"]["recorder"])
@@ -172,9 +199,9 @@ class LocalEngine:
         self._supervisor.going = True
         self._go(elapsed)
 
-    def _begin_active(self, group: Topology, parts: Mapping[str, State]) -> None:
+    def _begin_active(self, group: int, parts: Mapping[str, State]) -> None:
         """Let as many actors be active as there were, as a plan says, or all."""
-        most = group.spec.actors
+        most, relax = self.setup.spec.actors, self.setup.relax
         if self._config.scale.rebalance:
             saved = parts["run"]["buffer"].get("active") if parts else None
             active = len(saved) if saved else first_of(read_plan(self._folder), most)
@@ -182,11 +209,10 @@ class LocalEngine:
             changing = Changing(group, self._hosts, Rebalancer(most, active), self._crowd)
             self._changing.append(changing)
             changing.apply()
-        elif parts and group.relax.hosts == "apart" and group.relax.lead > 0:
-            everyone = list(range(most))  # some may have rested when it was saved
-            self._send(
-                group.holder(End(group.lanes[0].name, "receive")), "active", {"actors": everyone}
-            )
+        elif parts and relax.hosts == "apart" and relax.lead > 0:
+            (buffer,) = self.graph.roles_of(group, "buffer")
+            # Some may have rested when it was saved.
+            self._send(self.graph.host_of(buffer), Activate(tuple(range(most))))
 
     def turn(self) -> list[Event]:
         self._poll(TURN)
@@ -209,7 +235,7 @@ class LocalEngine:
         if not self._settling and not self.settled:
             self._settling = True
             for host in self._leaders():
-                self._send(host.role, "settle", {})
+                self._send(host.name, Settle())
         return self._rest_s < PAUSE
 
     def go_on(self) -> None:
@@ -217,7 +243,7 @@ class LocalEngine:
         self._go(self._watch.seconds)
 
     def parts(self, most_bytes: float) -> dict[str, State]:
-        asked = [host for host in self._loop_hosts() if host.role not in self._due]
+        asked = [host for host in self._loop_hosts() if host.name not in self._due]
         answers = self._ask(asked, ANSWER)
         if len(answers) < len(asked):
             self._answer_deaths()
@@ -233,7 +259,7 @@ class LocalEngine:
         self._wait_for(leaders, seconds)
         for host in (*leaders, *others):  # in the middle of a batch that will not be whole
             if not host.resting:
-                self._send(host.role, "pause", {"goes": self._goes})
+                self._send(host.name, Pause(self._goes))
         self._wait_for(leaders, PAUSE)
         if not all(host.resting and host.alive for host in leaders):
             return None
@@ -243,7 +269,7 @@ class LocalEngine:
             answers = self._ask([*leaders, *resting], PAUSE)
         except Failure:
             return None
-        if not all(host.role in answers for host in leaders):
+        if not all(host.name in answers for host in leaders):
             return None
         return self._gather(answers, -1)
 
@@ -255,33 +281,22 @@ class LocalEngine:
         kinds = self._spent(LATELY)
         return {key: value for found in kinds.values() for key, value in _mean(found).items()}
 
-    def load(self, seconds: float) -> tuple[Time, Setting]:
-        scale, relax, now = self._config.scale, self.topology.relax, time.monotonic()
+    def usage(self, seconds: float) -> Usage:
+        scale, now = self._config.scale, time.monotonic()
         found = {
             kind: [_kinds(kind, s) for s in each] for kind, each in self._spent(seconds).items()
         }
+        actors = found.get("actor", [])
         places, crowd = self._crowd(seconds)
-        silent = {h.role: h.silent(now) for h in self._loop_hosts() if h.silent(now) > SILENT}
-        away = sum(kinds.get(f"wait_{INACTIVE.waits}", 0.0) for kinds in found.get("actor", []))
-        setting = Setting(
-            actors=max(1, round(scale.actors * scale.groups - away)),
-            groups=scale.groups,
-            cores=scale.cores,
-            available=cores(),
+        away = sum(kinds.get(f"wait_{INACTIVE.waits}", 0.0) for kinds in actors)
+        return Usage(
+            time={kind: _mean(each) for kind, each in found.items()},
+            active=scale.actors * scale.groups - away,
             places=len(places),
             crowd=crowd,
-            turns=relax.lead == 0,
-            grows=self._config.algorithm.on_policy,
-            ordered=relax.late == "wait",
-            busiest=max(
-                (busy("actor", kinds) or 0.0 for kinds in found.get("actor", [])), default=0
-            ),
-            scaling=self._scaling,
-            slack=self._slack,
-            rebalances=scale.rebalance,
-            silent=silent,
+            busiest=max((busy("actor", kinds) or 0.0 for kinds in actors), default=0),
+            silent={h.name: h.silent(now) for h in self._loop_hosts() if h.silent(now) > SILENT},
         )
-        return {kind: _mean(each) for kind, each in found.items()}, setting
 
     def _spent(self, seconds: float) -> dict[str, list[dict[str, float]]]:
         """Shares of its time of each host, by its kind. One that has said nothing for long is in
@@ -322,35 +337,11 @@ class LocalEngine:
         if self._hosts is not None:
             self._hosts.close()
             self._hosts = None
-            for path in self._teams.parent.glob(f"{self._teams.name}-*"):  # of those that died
-                path.unlink(missing_ok=True)
         self._closing.close()
 
     def kill(self) -> None:
         if self._hosts is not None:
             self._hosts.kill()
-
-    def _open(self) -> Shm:
-        """Every conduit between hosts: made here, so that it is refused here if it is too big."""
-        transport = Shm()
-        self._closing.callback(transport.close)
-        for conduit in self.topology.models.values():
-            transport.open(conduit)
-        if self.topology.shared is not None:
-            transport.open(self.topology.shared)
-        for group in self._groups:
-            if group.evaluates:
-                transport.open(group.evaluations)
-            if group.relax.hosts == "worker":
-                continue
-            for conduit in (*group.lanes, *group.asks, *group.answers, group.snapshots):
-                transport.open(conduit)
-            store = group.store(transport)
-            for learner in range(group.spec.learners):
-                transport.open(group.batches(store, learner))
-            for conduit in group.told(store):
-                transport.open(conduit)
-        return transport
 
     @property
     def _due(self) -> Collection[str]:
@@ -358,35 +349,60 @@ class LocalEngine:
         return () if self._supervisor is None else self._supervisor.due
 
     def _all(self) -> Iterable[Host]:
-        return [] if self._hosts is None else self._hosts.by_role.values()
+        return [] if self._hosts is None else self._hosts.by_name.values()
 
     def _loop_hosts(self) -> list[Host]:
         """All but the evaluator, which is no part of the run's future."""
-        return [host for host in self._all() if host.kind != "evaluator"]
+        return [host for host in self._all() if not host.beside]
 
     def _leaders(self) -> list[Host]:
         return [host for host in self._all() if host.leads]
 
-    def _fork(self, group: Topology, name: str, life: int = 0) -> None:
+    def _start_host(self, name: str, life: int = 0) -> None:
         assert self._hosts is not None
-        table, fds = self._transport.pack(group.host_ends(name))
-        request = {
-            "roles": group.hosts[name],
-            "group": group.spec.group,
-            "prefix": group.prefix,
-            "judges": len(self._groups) == 1,
-            "team": f"{self._teams}-{group.spec.group}",
-            "available": cores(),
-            "config": self._config.tree(),
-            "name": self._config.name,
-            "env": group.spec.env.tree(),
-            "table": table,
-        }
-        self._hosts.fork(self._placed[name], request, fds, life)
+        group = self.graph.hosts[name][0].group or 0
+        files = self._open_files(name)
+        spec = dataclasses.replace(self.setup.spec, group=group)
+        request = RoleRequest(
+            host=name,
+            config=self._config.tree(),
+            name=self._config.name,
+            available=cores(),
+            setup=dataclasses.replace(self.setup, spec=spec),
+            graph=self.graph,
+            judges=len(self._groups) == 1,
+            files={what: str(path) for what, (path, _) in files.items()},
+        )
+        table, fds = self._transport.pack(self.graph.ends(name))
+        offer = Offer("shm", table, tuple(map(os.dup, fds)))
+        self._hosts.start(
+            self._placed[name], request, offer, [fd for _, fd in files.values()], life
+        )
+
+    def _open_files(self, name: str) -> dict[str, tuple[Path, int]]:
+        """What a host writes to, open: its path and descriptor, by what it is for. A file that
+        cannot be made is done without; only the log is needed."""
+        wanted = {"trace": (trace.path_of(self._folder, name), os.O_RDWR)}
+        roles, append = self.graph.hosts[name], os.O_WRONLY | os.O_APPEND
+        group = "" if roles[0].group is None else f"g{roles[0].group}."
+        if not self.setup.relax.exact and any(role.kind == "buffer" for role in roles):
+            wanted["arrivals"] = (self._folder / f"{group}{ARRIVALS}", append)
+        files = {"log": (log_of(self._folder, name), append)} | wanted
+        found = {}
+        for what, (path, flags) in files.items():
+            try:
+                found[what] = (path, os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            except OSError as error:
+                words = f"{path} cannot be made: {error.strerror}"
+                self._note_fault(Fault(name, words, "disk", action="goes on"))
+                if what == "log":
+                    found[what] = (path, os.open(os.devnull, append | os.O_CLOEXEC))
+        team = self._team_files[roles[0].group or 0]
+        return found | {"team": (Path("team"), os.dup(team))}
 
     def _check_alike(self) -> None:
         """All learners must begin with the same weights, or their mean would be no model at all."""
-        learners = {h.role: h.first for h in self._all() if h.first}
+        learners = {h.name: h.first for h in self._all() if h.first}
         if len(set(learners.values())) > 1:
             told = ", ".join(f"{role} {sha256[:8]}" for role, sha256 in learners.items())
             raise Refusal(
@@ -395,37 +411,45 @@ class LocalEngine:
                 f"which is the same for all."
             )
 
-    def _load(self, group: Topology, parts: Mapping[str, State], recorded: State) -> None:
+    def _load(self, group: int, parts: Mapping[str, State], recorded: State) -> None:
         """Give the roles of a group a checkpoint's states."""
-        worker = group.relax.hosts == "worker"
-        memory = {} if worker else group.memory(self._transport)
-        parts = {k: v for k, v in parts.items() if not (worker and k == "store")}
-        states = scatter(parts, group, memory)
-        for name, roles in group.hosts.items():
-            theirs = {role: states[role] for role in roles if role in states}
+        memory = self._memory(group)
+        if not memory:
+            parts = {k: v for k, v in parts.items() if k != "store"}
+        states = scatter(parts, self.graph, group, memory)
+        for name in self.graph.hosts_of(group):
+            roles = self.graph.hosts[name]
+            theirs = {str(role): states[role] for role in roles if role in states}
             if theirs:
-                self._send(name, "load", {"roles": theirs, "recorder": recorded})
-        counts = self._counts[group.spec.group]
-        learner, buffer = states["learner"], states["buffer"]
+                self._send(name, Load(theirs, recorded))
+        counts = self._counts[group]
+        learner, buffer = (states[self.graph.roles_of(group, k)[0]] for k in ("learner", "buffer"))
         counts |= {"version": learner["version"], "consumed": learner["consumed"]}
         counts |= {"received": buffer["received"], "filtered": buffer["filtered"]}
         counts["produced"] = sum(buffer["produced"])
+
+    def _memory(self, group: int) -> dict[str, Mapping[str, Array]]:
+        """What the conduits of a group hold; empty where they are its worker's own."""
+        what = ("rollouts", "batches", "priorities")
+        mine = set(self.graph.roles_of(group))
+        joints = [j for j in self.graph.between_hosts() if j.what in what and j.roles <= mine]
+        return {j.conduit.name: self._transport.memory(j.conduit) for j in joints}
 
     def _go(self, elapsed: float) -> None:
         self._settling = False
         self._rests.clear()
         self._goes += 1
         for host in self._all():
-            if host.role not in self._due:
+            if host.name not in self._due:
                 self._go_host(host, elapsed)
 
     def _go_host(self, host: Host, elapsed: float) -> None:
         host.resting, host.went = False, time.monotonic()
-        self._send(host.role, "go", {"elapsed": elapsed})
+        self._send(host.name, Go(elapsed))
 
-    def _send(self, role: str, kind: str, content: State) -> None:
+    def _send(self, host: str, message: Any) -> None:
         assert self._hosts is not None
-        self._hosts.send(role, kind, content)
+        self._hosts.send(host, message)
 
     def _poll(self, timeout: float) -> None:
         assert self._hosts is not None
@@ -433,56 +457,55 @@ class LocalEngine:
         for event in self._hosts.poll(timeout):
             if isinstance(event, Died):
                 self._died.append(event)
-            elif event.kind == "evaluated":
-                played.append(event.content)
+            elif isinstance(event.message, Evaluated):
+                played.append(event.message)
             else:
                 self._heard(event)
-        for content in played:
-            self._note_evaluation(content)
+        for evaluated in played:
+            self._note_evaluation(evaluated)
 
     def _heard(self, heard: Heard) -> None:
-        host, kind, content = heard
-        match kind:
-            case "ready":
-                host.ready, host.first = True, content["sha256"]
+        host = heard.host
+        match heard.message:
+            case Ready(sha256):
+                host.ready, host.first = True, sha256
                 self._let_follow(host)
-            case "first":
+            case Started():
                 self.started = True
-            case "status":
-                self._note_status(host, content)
-            case "updated":
-                self._note_updates(host, content)
-            case "shown":
-                counts = self._counts
-                received = sum(c["received"] for c in counts)
-                self._shown[content["version"]] = self.version, received
-            case "settled":
+            case Status() as status:
+                self._note_status(host, status)
+            case Learnt() as learnt:
+                self._note_updates(host, learnt)
+            case Shown(version):
+                received = sum(counts["received"] for counts in self._counts)
+                self._shown[version] = self.version, received
+            case Settled():
                 self._note_rest(host)
-            case "paused":
-                if content["goes"] == self._goes:  # else it was told to go on meanwhile
+            case Paused(goes):
+                if goes == self._goes:  # else it was told to go on meanwhile
                     host.resting = True
-            case "state":
-                if content["asked"] == self._asked:  # else it is the answer to an older question
-                    host.answer = content
-            case "renewed":
+            case States() as states:
+                if states.number == self._asked:  # else it answers an older question
+                    host.answer = states
+            case Renewed() as renewed:
                 assert self._supervisor is not None
-                if (new := self._supervisor.renewed(content)) is not None:
+                if (new := self._supervisor.renewed(renewed)) is not None:
                     self._let_follow(new)
-            case "fault":
-                self._note_fault(parse(content))
-            case "failed" | "refused":
-                if kind == "refused" and (self._supervisor is None or not self._supervisor.going):
-                    raise Refusal(content["message"])
-                host.told = parse(content["fault"])
-                host.expected = content["expected"] and kind == "failed"
+            case Faulted() as faulted:
+                self._note_fault(faulted.fault, faulted)
+            case Failed() as failed:
+                going = self._supervisor is not None and self._supervisor.going
+                if failed.refused and not going:
+                    raise Refusal(failed.fault.cause)
+                host.failure = failed
 
-    def _note_fault(self, fault: Fault) -> None:
+    def _note_fault(self, fault: Fault, event: Faulted | None = None) -> None:
         """A full disk is every host's: it is said once."""
         if fault.kind == "disk":
             if self._disk_said:
                 return
             self._disk_said = True
-        self._events.append(Faulted(fault))
+        self._events.append(event or Faulted(fault))
 
     def _note_rest(self, host: Host) -> None:
         """The first learner of a group rests, and with it the group."""
@@ -490,35 +513,32 @@ class LocalEngine:
         self._rests.setdefault(host.group, time.monotonic())
         for other in self._loop_hosts():
             if other.group == host.group and not other.leads and not other.resting:
-                self._send(other.role, "pause", {"goes": self._goes})
+                self._send(other.name, Pause(self._goes))
 
-    def _note_status(self, host: Host, status: State) -> None:
-        host.status = status
-        told = status["elapsed"], status["seconds"], status["cpu"]
-        host.spent.note(Told(time.monotonic(), *told))
-        produced = status.get("produced", 0)
-        if host.kind in ("actor", "worker"):
-            now, (before, count) = time.monotonic(), host.counted
+    def _note_status(self, host: Host, status: Status) -> None:
+        host.status, now = status, time.monotonic()
+        host.spent.note(Told(now, status.elapsed, status.seconds, status.cpu))
+        if host.acts:
+            before, count = host.counted
             if now - before >= 1.0:
-                host.rate = (produced - count) / (now - before) if before else 0.0
-                host.counted = now, produced
-        if status.get("filling") and self._watch is not None:
+                host.rate = (status.produced - count) / (now - before) if before else 0.0
+                host.counted = now, status.produced
+        if status.filling and self._watch is not None:
             # No update is near that would report or judge: show what arrives, end if told to.
             counts = self._counts[host.group]
             for name in ("produced", "received", "filtered"):
-                counts[name] = max(counts[name], status[name])
+                counts[name] = max(counts[name], getattr(status, name))
             report = only_counts(**self._summed())
             self._events.append(Updated(report, self._watch.note(report)))
 
     def _summed(self) -> dict[str, int]:
         return {name: sum(counts[name] for counts in self._counts) for name in COUNTED}
 
-    def _note_updates(self, host: Host, content: State) -> None:
-        tally = Tally.of(content["tally"])
+    def _note_updates(self, host: Host, learnt: Learnt) -> None:
+        tally, due = Tally.of(learnt.tally), learnt.due
         last = tally.last
         assert last is not None
         self._counts[host.group] |= {name: getattr(last, name) for name in COUNTED}
-        due = Due(content["stop"], content["evaluate"], content["save"])
         if len(self._groups) > 1:
             due = self._judge(tally)
         elif due.evaluate:
@@ -534,20 +554,25 @@ class LocalEngine:
         tally.last = dataclasses.replace(counts, share=share)
         due = self._watch.note(dataclasses.replace(counts, episodes=tally.episodes))
         if due.evaluate:
-            self._send(self.topology.leader, "show", {})
+            self._send(self._leader, Show())
         if due.save:
             self.settle()
         return due
 
-    def _note_evaluation(self, content: State) -> None:
+    def _note_evaluation(self, evaluated: Evaluated) -> None:
         assert self._hosts is not None
-        for event in self._hosts.hear(self.topology.leader):  # which versions it has shown
+        for event in self._hosts.hear(self._leader):  # which versions it has shown
             assert isinstance(event, Heard)
             self._heard(event)
-        version = content["version"]
+        version = evaluated.version
         updates, steps = self._shown.get(version, (version, 0))
         self._shown = {v: shown for v, shown in self._shown.items() if v > version}
-        self._events.append(Evaluated(updates, steps, content["episodes"]))
+        self._events.append(Evaluated(updates, steps, evaluated.episodes))
+
+    @property
+    def _leader(self) -> str:
+        """The host of the first group's first learner."""
+        return self.graph.host_of(self.graph.roles_of(0, "learner")[0])
 
     def _judge_clock(self) -> None:
         """The learner judges at its updates; where none comes, the time is up all the same."""
@@ -575,13 +600,13 @@ class LocalEngine:
         """A role that was restarted goes on once it and the other side of its conduits are
         ready."""
         assert self._supervisor is not None
-        if (content := self._supervisor.follows(host)) is None:
+        if (follow := self._supervisor.follows(host)) is None:
             return
         host.counted = 0.0, 0
-        self._send(host.role, "follow", content)
+        self._send(host.name, follow)
         for changing in self._changing:
             changing.tell(host)
-        if host.group in self._rests and host.kind == "actor":
+        if host.group in self._rests and not host.beside:
             return  # the others rest, and it goes on with them
         assert self._watch is not None
         self._go_host(host, self._watch.seconds)
@@ -592,7 +617,7 @@ class LocalEngine:
             self._poll(TURN)
             self._answer_deaths()
             if time.monotonic() > end:
-                slow = [h.role for h in self._all() if not h.ready]
+                slow = [h.name for h in self._all() if not h.ready]
                 raise Failure(
                     f"{', '.join(slow) or 'a host'} did not {what} within {seconds:g} s, so the "
                     f"run cannot go on. Look at {self._folder / 'logs'}."
@@ -604,88 +629,93 @@ class LocalEngine:
         while any(not h.resting and h.alive for h in hosts) and time.monotonic() < end:
             self._poll(TURN)
 
-    def _ask(self, hosts: list[Host], seconds: float) -> dict[str, State]:
+    def _ask(self, hosts: list[Host], seconds: float) -> dict[str, States]:
         """The states of these hosts, which rest. Actors that do not answer are not waited for: one
         may have been stopped just now, and what it knows can be done without."""
         self._asked += 1
         for host in hosts:
             host.answer = None
-            self._send(host.role, "state", {"asked": self._asked})
+            self._send(host.name, Ask(self._asked))
         end, late = time.monotonic() + seconds, math.inf
         while any(h.answer is None and h.alive for h in hosts):
             self._poll(TURN)
-            missing = [h.role for h in hosts if h.answer is None and h.alive and h.kind != "actor"]
+            missing = [h.name for h in hosts
+                       if h.answer is None and h.alive and not h.replaceable]  # fmt: skip
             if not missing:
                 late = min(late, time.monotonic() + PAUSE)
             if time.monotonic() > late:
                 break
             if missing and time.monotonic() > end:
                 raise NoAnswer(f"{', '.join(missing)} did not answer within {seconds:g} s")
-        return {h.role: h.answer for h in hosts if h.answer is not None}
+        return {h.name: h.answer for h in hosts if h.answer is not None}
 
-    def _gather(self, answers: Mapping[str, State], most_bytes: float) -> dict[str, State]:
+    def _gather(self, answers: Mapping[str, States], most_bytes: float) -> dict[str, State]:
         """All groups' parts of a checkpoint; for a host that does not answer, what can be said."""
-        assert self._hosts is not None
-        self._sha256 = answers[self.topology.leader]["sha256"]
+        self._sha256 = answers[self._leader].sha256
         gathered = []
         for group in self._groups:
-            roles: dict[str, State] = {}
-            for name in group.hosts:
-                roles |= answers.get(name, {"roles": {}})["roles"]
+            known = {text: s for states in answers.values() for text, s in states.roles.items()}
+            names = self.graph.roles_of(group)
+            roles = {name: known[str(name)] for name in names if str(name) in known}
             self._stand_in_for_dead(group, roles)
-            policy = answers[group.leader]["policy"]
-            if group.relax.hosts == "worker":  # its rollouts are its own
-                parts = gather(group, {}, roles, policy, -1)
-            else:
-                memory = group.memory(self._transport)
-                parts = gather(group, memory, roles, policy, most_bytes)
+            leader = self.graph.host_of(self.graph.roles_of(group, "learner")[0])
+            policy, memory = answers[leader].policy, self._memory(group)
+            assert policy is not None
+            most = most_bytes if memory else -1  # a worker's rollouts are its own
+            parts = gather(self.graph, group, memory, roles, policy, most)
             parts["run"]["at"] = 0
             gathered.append(parts)
         return join_groups(gathered)
 
-    def _stand_in_for_dead(self, group: Topology, roles: dict[str, State]) -> None:
+    def _stand_in_for_dead(self, group: int, roles: dict[RoleName, State]) -> None:
         """Say what can be said of roles that do not answer; where the buffer has, it knows how far
         their actors were."""
         assert self._hosts is not None
-        buffer = roles.get("buffer")
-        for name, within in group.hosts.items():
-            if within == ["evaluator"] or within[0] in roles:
+        (own,) = self.graph.roles_of(group, "buffer")
+        first = self.graph.roles_of(group, "learner")[0]
+        buffer = roles.get(own)
+        for role in self.graph.roles_of(group):
+            if role in roles or not role.of.checkpointed:
                 continue
-            (role,) = within
-            if role.startswith("learner"):  # it has learnt what the first one has
-                roles[role] = roles["learner"] | {"mixer": None}
+            if role.of.learns:  # it has learnt what the first one has
+                roles[role] = roles[first] | {"mixer": None}
                 continue
-            state = self._stand_in(self._hosts.by_role[name], role)
-            if role.startswith("actor") and buffer is not None:
-                i = int(role.partition("-")[2])
+            state = self._stand_in(self._hosts.by_name[self.graph.host_of(role)], role)
+            if role.kind == "actor" and buffer is not None:
+                i = role.index
                 state |= {"produced": buffer["produced"][i], "seq": buffer["seqs"][i]}
                 if pushed := buffer["lanes"][i]["pushed"]:  # and not received yet
-                    memory = self._transport.memory(group.lanes[i])
-                    head = memory["head"][pushed[-1][0]]
+                    (lane,) = self.graph.sent("rollouts", role)
+                    head = self._transport.memory(lane.conduit)["head"][pushed[-1][0]]
                     state |= {"produced": int(head[PRODUCED]), "seq": int(head[SEQ]) + 1}
             roles[role] = state
 
-    def _stand_in(self, host: Host, role: str) -> State:
+    def _stand_in(self, host: Host, role: RoleName) -> State:
         """What can be said of a role whose process is dead, for a checkpoint without its data."""
-        kind, _, index = role.partition("-")
-        spec = self._groups[host.group].spec
-        rng = generator(spec.seed, kind, spec.index(kind, int(index or 0)), host.life)
+        spec = dataclasses.replace(self.setup.spec, group=host.group)
+        rng = generator(spec.seed, role.kind, spec.index(role.kind, role.index), host.life)
         rng.bit_generator.advance(2**64)  # type: ignore[attr-defined]  # not the same draws again
-        state = {"produced": host.status.get("produced", 0), "rng": generator_state(rng)}
-        if kind == "actor":
+        state = {"produced": self._produced(role), "rng": generator_state(rng)}
+        if role.kind == "actor":
             return state | {"seq": 0}
-        if kind == "server":
+        if role.kind != "buffer":
             return state
-        actors = [h for h in self._all() if h.kind == "actor" and h.group == host.group]
-        produced = [h.status.get("produced", 0) for h in actors]
-        counts = {k: host.status.get(k, 0) for k in ("received", "filtered")}
+        counts = {"received": host.status.received, "filtered": host.status.filtered}
         none = {"lanes": None, "store": None, "episodes": np.empty(0, EPISODE)}
+        actors = self.graph.roles_of(host.group, "actor")
+        produced = [self._produced(actor) for actor in actors]
         return state | counts | none | {"produced": produced, "seqs": [0] * len(actors)}
+
+    def _produced(self, role: RoleName) -> int:
+        """Steps that a role has made, as far as its host has said: an equal share of its host's."""
+        assert self._hosts is not None
+        host = self._hosts.by_name[self.graph.host_of(role)]
+        return host.status.produced // [other.kind for other in host.roles].count(role.kind)
 
 
 def _kinds(kind: str, shares: Mapping[str, float]) -> dict[str, float]:
     """Shares by kind of work alone, but of a worker, which has several roles."""
-    if kind == "worker":
+    if kind == WORKER:
         return dict(shares)
     return {key.partition("/")[2]: share for key, share in shares.items()}
 

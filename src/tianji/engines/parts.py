@@ -6,64 +6,74 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tianji.build import Topology
-from tianji.channel import Conduit
+from tianji.graph import Graph, Joint
 from tianji.role import State
+from tianji.role_names import RoleName
 from tianji.types import PRODUCED, Array
+
+SPECIAL = ("actor", "buffer", "learner")
+"""kinds of roles whose states have places of their own in a checkpoint"""
 
 
 def gather(
-    topology: Topology,
+    graph: Graph,
+    group: int,
     memory: Mapping[str, Mapping[str, Array]],
-    roles: Mapping[str, State],
+    roles: Mapping[RoleName, State],
     policy: State,
     most_bytes: float,
 ) -> dict[str, State]:
     """The parts of a checkpoint from the states of all roles of a group and the memory of its
     conduits."""
-    learners = [dict(roles[name]) for name in _learners(topology)]
-    buffer = dict(roles["buffer"])
-    store = buffer["lanes"] is not None and used_bytes(buffer, topology.lanes) <= most_bytes
-    actors = [dict(roles[f"actor-{i}"]) for i in range(topology.spec.actors)]
+    learners, actors, (buffer,) = (
+        [dict(roles[name]) for name in graph.roles_of(group, kind)]
+        for kind in ("learner", "actor", "buffer")
+    )
+    lanes = _lanes(graph, group)
+    store = buffer["lanes"] is not None and used_bytes(buffer, lanes) <= most_bytes
     parts: dict[str, State] = {"policy": policy}
     if store:
-        lanes = [lane.name for lane in topology.lanes]
-        held = dict(zip(lanes, buffer["lanes"], strict=True))
-        held |= {topology.batches_name(i): each["batches"] for i, each in enumerate(learners)}
-        told = buffer["priorities"]
-        held |= {topology.priorities_name(i): each for i, each in enumerate(told)}
+        states = [
+            *buffer["lanes"], *(each["batches"] for each in learners), *buffer["priorities"]
+        ]  # fmt: skip
+        (name,) = graph.roles_of(group, "buffer")
+        held = [*lanes, *graph.sent("batches", name), *graph.received("priorities", name)]
         parts["store"] = {
-            name: {leaf: array[: state["used"]] for leaf, array in memory[name].items()}
-            for name, state in held.items()
+            joint.conduit.name: {
+                leaf: array[: state["used"]] for leaf, array in memory[joint.conduit.name].items()
+            }
+            for joint, state in zip(held, states, strict=True)
         }
     else:
         _without_store(learners, buffer, actors)
-    slots = [lane.slots for lane in topology.lanes]
+    slots = [lane.conduit.slots for lane in lanes]
     parts["trainer"], *others = learners
     parts["run"] = {"buffer": buffer, "actors": actors, "slots": slots, "learners": others}
-    if "server" in roles:
-        parts["run"]["server"] = dict(roles["server"])
+    parts["run"]["others"] = {str(name): dict(roles[name]) for name in _others(graph, group)}
     return parts
 
 
 def scatter(
-    parts: Mapping[str, State], topology: Topology, memory: Mapping[str, Mapping[str, Array]]
-) -> dict[str, State]:
+    parts: Mapping[str, State],
+    graph: Graph,
+    group: int,
+    memory: Mapping[str, Mapping[str, Array]],
+) -> dict[RoleName, State]:
     """The states of all roles of a group from a checkpoint's parts; the memory of its conduits is
     filled in place. A store of another size is left out, as if it had not been saved."""
     run = parts["run"]
     learners = [dict(parts["trainer"]), *(dict(state) for state in run["learners"])]
     buffer, actors = dict(run["buffer"]), [dict(state) for state in run["actors"]]
-    if has_store(parts, topology):
+    if has_store(parts, graph, group):
         for name, leaves in parts["store"].items():
             for leaf, array in leaves.items():
                 memory[name][leaf][: len(array)] = array
     else:
         _without_store(learners, buffer, actors)
-    states = {f"actor-{i}": state for i, state in enumerate(actors)}
-    states |= dict(zip(_learners(topology), learners, strict=True))
-    server = {"server": run["server"]} if "server" in run else {}
-    return states | server | {"buffer": buffer}
+    states = {name: run["others"][str(name)] for name in _others(graph, group)}
+    for kind, of_kind in (("actor", actors), ("buffer", [buffer]), ("learner", learners)):
+        states |= dict(zip(graph.roles_of(group, kind), of_kind, strict=True))
+    return states
 
 
 def _without_store(learners: list[State], buffer: State, actors: list[State]) -> None:
@@ -74,18 +84,24 @@ def _without_store(learners: list[State], buffer: State, actors: list[State]) ->
         state.pop("env", None)
 
 
-def _learners(topology: Topology) -> list[str]:
-    return [name for name in topology.role_names if name.startswith("learner")]
+def _lanes(graph: Graph, group: int) -> list[Joint]:
+    return graph.received("rollouts", graph.roles_of(group, "buffer")[0])
 
 
-def has_store(parts: Mapping[str, State], topology: Topology) -> bool:
-    return "store" in parts and parts["run"]["slots"] == [lane.slots for lane in topology.lanes]
+def _others(graph: Graph, group: int) -> list[RoleName]:
+    roles = graph.roles_of(group)
+    return [name for name in roles if name.of.checkpointed and name.kind not in SPECIAL]
 
 
-def used_bytes(buffer: State, lanes: Iterable[Conduit]) -> int:
+def has_store(parts: Mapping[str, State], graph: Graph, group: int) -> bool:
+    slots = [lane.conduit.slots for lane in _lanes(graph, group)]
+    return "store" in parts and parts["run"]["slots"] == slots
+
+
+def used_bytes(buffer: State, lanes: Iterable[Joint]) -> int:
     """What the rollouts of a checkpoint would take."""
     return sum(
-        lane.nbytes // lane.slots * state["used"]
+        lane.conduit.nbytes // lane.conduit.slots * state["used"]
         for lane, state in zip(lanes, buffer["lanes"], strict=True)
     )
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tianji import actor, evaluator, trace
-from tianji.actor import SIMULATE, Actor
-from tianji.buffer import RECEIVE
-from tianji.build import Topology, build
+from tianji import trace
+from tianji.build import build
 from tianji.config import Config
 from tianji.driver import Serial
-from tianji.engines.engine import Evaluated, Event, Faulted, Updated, shares_of
+from tianji.engines.engine import Evaluated, Event, Faulted, Started, Updated, Usage, shares_of
+from tianji.engines.event_reporter import EventReporter
 from tianji.engines.parts import gather, scatter
 from tianji.engines.spent import LATELY, Spent, Told
-from tianji.evaluator import EVALUATED, Evaluator
 from tianji.fault import Fault
-from tianji.folder import read_plan, skipped
-from tianji.learner import UPDATE
-from tianji.machine import cores
 from tianji.role import State
+from tianji.role_names import SERIAL
 from tianji.types import sha256
-from tianji.verdict import Setting, Time
 from tianji.watch import Watch
 
 TURN = 0.02
@@ -41,17 +34,18 @@ class SerialEngine:
         self._built = build(config)
         self._driver = Serial(self._built.roles)
         self._watch = Watch(config)
-        self._folder = Path()
+        every = [*self._built.roles, *filter(None, [self._built.evaluator])]
+        self._reporter = EventReporter(every, fills=True)
+        self._reporter.watch = self._watch
         self._trace: trace.Ring | None = None
         self._traced = 0.0
         """when the trace was written last, by the driver's clock"""
         self._disk_said = False
-        self.topology: Topology = self._built.topology
+        self.graph, self.setup = self._built.assembly.graph, self._built.assembly.setup
         self.evaluating = False
         self.started = False
         self._spent = Spent()
         self._actors = config.scale.actors
-        self._planned = False
 
     @property
     def version(self) -> int:
@@ -62,18 +56,16 @@ class SerialEngine:
         return self._built.learner.between_batches
 
     def start(self, folder: Path) -> None:
-        self._folder = folder
-        self._planned = bool(read_plan(folder))
-        self._trace = trace.Ring(trace.path_of(folder, "serial"))
+        self._trace = trace.Ring(trace.path_of(folder, SERIAL))
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
         built = self._built
         if parts is None:
             built.learner.begin()
             return
-        states = scatter(parts, self.topology, self.topology.memory(self._built.transport))
-        for role in built.roles:
-            role.load_state(states[str(role.name)])
+        states = scatter(parts, self.graph, 0, built.assembly.memory(built.transport))
+        for name, role in zip(self.graph.roles, built.roles, strict=False):
+            role.load_state(states[name])
         built.buffer.active = frozenset(range(self._actors))  # with processes, some may have rested
         self._driver.at = parts["run"]["at"]
         self._watch.load_state(parts["run"]["recorder"])
@@ -85,39 +77,25 @@ class SerialEngine:
         return events
 
     def _train(self) -> list[Event]:
-        driver, learner, buffer = self._driver, self._built.learner, self._built.buffer
+        driver, after = self._driver, self._reporter.after
         driver.outside()
         end = driver.now + TURN
         while driver.now < end:
-            did = driver.step()
-            if did is UPDATE:
-                assert learner.report is not None
-                due = self._watch.note(learner.report)
-                if due.evaluate:
-                    learner.show_evaluator()
-                    self.evaluating = True
-                events: list[Event] = [Updated(learner.report, due)]
-                if learner.skipped is not None:
-                    events.append(Faulted(skipped(learner.skipped, self._folder, os.getpid())))
-                return events
-            if did is SIMULATE:
-                if not self.started:
-                    self.started = True
-                    return []
-            elif did is RECEIVE and buffer.filling:
-                # No update is near that would report or judge: show what arrives, end if told to.
-                report = buffer.report(learner.version, learner.consumed)
-                return [Updated(report, self._watch.note(report))]
-            elif did is actor.REBUILD:
-                faults = [role.fault for role in self._built.actors]
-                at = next(i for i, fault in enumerate(faults) if fault is not None)
-                return [self._faulted(self._built.actors[at])]
+            if events := after(driver.step()):
+                return self._noted(events)
         return []
 
-    def _faulted(self, role: Actor | Evaluator) -> Faulted:
-        fault, role.fault = role.fault, None
-        assert fault is not None
-        return Faulted(dataclasses.replace(fault, pid=os.getpid()))
+    def _noted(self, events: list[Event]) -> list[Event]:
+        """Answer what happened here."""
+        for event in events:
+            if isinstance(event, Started):
+                self.started = True
+            elif isinstance(event, Updated) and event.due.evaluate:
+                self._built.learner.show_evaluator()
+                self.evaluating = True
+            elif isinstance(event, Evaluated):
+                self.evaluating = False
+        return events
 
     def heard(self) -> list[Event]:
         return []
@@ -131,15 +109,11 @@ class SerialEngine:
         self._driver.outside()
 
     def parts(self, most_bytes: float) -> dict[str, State]:
-        learner, roles = self._built.learner, self._built.roles
-        states = {str(role.name): role.state() for role in roles}
-        parts = gather(
-            self.topology,
-            self.topology.memory(self._built.transport),
-            states,
-            learner.policy_state(),
-            most_bytes,
-        )
+        built = self._built
+        pairs = zip(self.graph.roles, built.roles, strict=False)
+        states = {name: role.state() for name, role in pairs}
+        memory, policy = built.assembly.memory(built.transport), built.learner.policy_state()
+        parts = gather(self.graph, 0, memory, states, policy, most_bytes)
         parts["run"]["at"] = self._driver.at
         return parts
 
@@ -165,17 +139,16 @@ class SerialEngine:
         self._look()
         return self._spent.shares(LATELY)
 
-    def load(self, seconds: float) -> tuple[Time, Setting]:
+    def usage(self, seconds: float) -> Usage:
         self._look()
-        setting = Setting(actors=self._actors, available=cores(), turns=True, planned=self._planned)
-        return {"serial": self._spent.shares(seconds)}, setting
+        return Usage({SERIAL: self._spent.shares(seconds)}, active=self._actors)
 
     def _look(self) -> None:
         driver = self._driver
         self._spent.note(Told(driver.now, driver.elapsed, dict(driver.seconds), 0.0))
 
     def time(self) -> dict[str, dict[str, float]]:
-        return {"serial": shares_of(self._driver.seconds, self._driver.elapsed)}
+        return {SERIAL: shares_of(self._driver.seconds, self._driver.elapsed)}
 
     def kill(self) -> None:
         """There are none."""
@@ -196,7 +169,7 @@ class SerialEngine:
             if not self._disk_said and self._trace is not None:
                 self._disk_said = True
                 words = f"{self._trace.path} is not complete: {error}"
-                return [Faulted(Fault("serial", words, "disk", os.getpid(), action="goes on"))]
+                return [Faulted(Fault(SERIAL, words, "disk", action="goes on"))]
         return []
 
     def _evaluate(self) -> list[Event]:
@@ -205,11 +178,6 @@ class SerialEngine:
         assert player is not None
         end = driver.now + TURN
         while driver.now < end:
-            did = driver.step_other(player)
-            if did is evaluator.REBUILD:
-                return [self._faulted(player)]
-            if did is EVALUATED:
-                self.evaluating = False
-                steps = self._watch.counts.steps
-                return [Evaluated(player.version, steps, player.result)]
+            if events := self._reporter.after(driver.step_other(player)):
+                return self._noted(events)
         return []

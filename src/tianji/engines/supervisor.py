@@ -1,24 +1,20 @@
-"""Who takes the place of a host that died or hangs, and when it may go on."""
+"""Restarts hosts that died or hang, and says when they may go on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from tianji.build import Topology
-from tianji.channel import End, Side
+from tianji.channel import Offer
 from tianji.config import FaultsConfig
 from tianji.engines.engine import HostFailed
-from tianji.engines.hosts import Died, Host, Hosts
+from tianji.engines.hosts import Died, Host, HostTable
+from tianji.engines.messages import Follow, Made, Renew, Renewed
 from tianji.fault import Budget, Fault
-from tianji.role import State
+from tianji.graph import Graph, Joint
+from tianji.role_names import KINDS
 from tianji.transports.shm import Shm
-
-REPLACED = ("actor", "evaluator")
-"""kinds of hosts that can be restarted while all others go on"""
-
-ENVS = (*REPLACED, "worker")
-"""kinds of hosts that step envs, and so may hang"""
 
 LOOK = 0.5
 """seconds between two looks at who hangs"""
@@ -29,7 +25,16 @@ BACKOFF, MOST = 0.25, 4.0
 """seconds that a host waits after its second short life, after each further one twice as long, and
 the most of it"""
 
-OTHER: Mapping[Side, Side] = {"send": "receive", "receive": "send"}
+
+@dataclass
+class Following:
+    """What a host that takes a dead one's place must know before it goes on."""
+
+    number: int
+    """of this restart"""
+    peers: int
+    """hosts that have yet to say that they are ready for it"""
+    made: dict[str, Made] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -38,25 +43,25 @@ class Supervisor:
     def __init__(
         self,
         faults: FaultsConfig,
-        groups: Sequence[Topology],
-        hosts: Hosts,
+        graph: Graph,
+        hosts: HostTable,
         transport: Shm,
-        fork: Callable[[Topology, str, int], None],
+        start: Callable[[str, int], None],
     ) -> None:
-        """`fork` starts a host of a group, by its name, for its life of this number."""
+        """`start` starts a host by its name, for its life of this number."""
         self.going = False
         """have the roles made their first move? Before, nobody's place can be taken"""
         self.due: dict[str, float] = {}
         """hosts that are being restarted, and when"""
         self._faults = faults
-        self._groups = groups
+        self._graph = graph
         self._hosts = hosts
         self._transport = transport
-        self._fork = fork
-        self._budgets = {kind: Budget(faults.restarts, faults.window) for kind in REPLACED}
-        self._following: dict[str, State] = {}
-        """what actors that take a dead one's place must know, and how many have yet to say it"""
-        self._renewals = 0
+        self._start = start
+        replaceable = (kind.name for kind in KINDS.values() if kind.replaceable)
+        self._budgets = {kind: Budget(faults.restarts, faults.window) for kind in replaceable}
+        self._following: dict[str, Following] = {}
+        self._restarts = 0
         self._short: dict[str, int] = {}
         """how many lives of a host in a row were short"""
         self._look_due = 0.0
@@ -70,14 +75,17 @@ class Supervisor:
         if late:  # this process was stopped, and the hosts perhaps with it
             self._hosts.forgive()
         for host, seconds in self._hosts.hanging(self._faults.hang):
-            if host.kind in ENVS:
+            if host.steps_envs:
                 words = f"it hangs: no step ended for {seconds:.1f} s (faults.hang)"
                 self._hosts.end(host, words)
 
     def replaces(self, died: Died) -> bool:
         """Can the others go on while this one is restarted?"""
         host = died.host
-        return self.going and host is not None and host.kind in REPLACED and not host.expected
+        if host is None or not self.going or not host.replaceable:
+            return False
+        failure = host.failure
+        return failure is None or failure.refused or not failure.expected
 
     def answer(self, died: Sequence[Died]) -> list[Fault]:
         """Begin anew what can be, and say so; else the root cause is raised."""
@@ -86,79 +94,86 @@ class Supervisor:
             first = min(grave, key=lambda d: (d.consequence, died.index(d)))
             others = sorted({d.fault.role for d in died} - {first.fault.role})
             also = f" (then also: {', '.join(others)})" if others else ""
-            raise HostFailed(first.fault, also, final=first.fault.exception is not None)
+            failure = None if first.host is None else first.host.failure
+            batch = None if failure is None else failure.batch
+            raise HostFailed(first.fault, also, first.fault.exception is not None, batch)
         return [self._replace(d.host, d.fault) for d in died if d.host is not None]
 
-    def renewed(self, content: State) -> Host | None:
-        """The other side of a conduit is ready for the role that takes a dead one's place, which
+    def renewed(self, message: Renewed) -> Host | None:
+        """The other side of a conduit is ready for the host that takes a dead one's place, which
         may be ready itself; None: it said so of a life that is over, too."""
-        following = self._following[content["role"]]
-        if content["renewals"] != following["renewals"]:
+        following = self._following[message.host]
+        if message.number != following.number:
             return None
-        following |= content | {"peers": following["peers"] - 1}
-        return self._hosts.by_role[content["role"]]
+        following.peers -= 1
+        following.made |= message.made
+        return self._hosts.by_name[message.host]
 
-    def follows(self, host: Host) -> State | None:
+    def follows(self, host: Host) -> Follow | None:
         """What a host that was restarted must know in order to go on now; None: it cannot yet, or
-        it is none of those."""
-        content = self._following.get(host.role, {"peers": 0})
-        if host.role not in self.due or not host.ready or not self.going or content["peers"] > 0:
+        it was not restarted."""
+        following = self._following.get(host.name)
+        ready = host.ready and self.going and (following is None or not following.peers)
+        if host.name not in self.due or not ready:
             return None
-        del self.due[host.role]
-        return content
+        del self.due[host.name]
+        return Follow() if following is None else Follow(following.made)
 
     def let_go(self, host: str) -> None:
         """Close the pipes of a host's conduits here, so that its death is noticed."""
-        for end in self._pipes(host):
-            self._transport.let_go(end.conduit)
+        for joint in self._joints(host):
+            self._transport.let_go(joint.conduit.name)
 
     def _replace(self, host: Host, fault: Fault) -> Fault:
         budget = self._budgets[host.kind]
         if not budget.spend():
             spent = f" ({host.kind}s may be restarted {budget}: faults.restarts)"
             raise HostFailed(fault, spent, final=True)
-        self.due[host.role] = time.monotonic() + self._wait(host)
+        self.due[host.name] = time.monotonic() + self._wait(host)
         host.resting, host.ready = True, False
-        if host.kind == "actor":
-            self._renew(host.role)
+        self._renew(host)
         self._begin_anew()
-        return fault.then(f"{host.role} restarted")
+        return fault.then(f"{host.name} restarted")
 
     def _wait(self, host: Host) -> float:
         """Seconds before a host is restarted: the longer, the more of its lives were short."""
         short = time.monotonic() - host.born < SHORT
-        self._short[host.role] = times = self._short.get(host.role, 0) + 1 if short else 0
+        self._short[host.name] = times = self._short.get(host.name, 0) + 1 if short else 0
         return min(BACKOFF * 2.0 ** (times - 2), MOST) if times > 1 else 0.0
 
-    def _renew(self, host: str) -> None:
-        """Give the living side of a dead host's conduits new pipes, so that what was granted to it
+    def _renew(self, host: Host) -> None:
+        """Give the living sides of a dead host's conduits new ends, so that what was granted to it
         can be granted again."""
-        self._renewals += 1
-        peers: dict[str, list[End]] = {}
-        for name, side, _ in self._pipes(host):
-            self._transport.renew(name)
-            other = End(name, OTHER[side])
-            peers.setdefault(self._group_of(host).holder(other), []).append(other)
-        self._following[host] = {"renewals": self._renewals, "peers": len(peers)}
-        for peer, ends in peers.items():
+        self._restarts += 1
+        peers: dict[str, list[Joint]] = {}
+        for joint in self._joints(host.name):
+            self._transport.renew(joint.conduit.name)
+            other = joint.receivers[0] if joint.sender in host.roles else joint.sender
+            assert other is not None
+            peers.setdefault(self._graph.host_of(other), []).append(joint)
+        if peers:
+            self._following[host.name] = Following(self._restarts, len(peers))
+        for peer, joints in peers.items():
+            ends = [
+                end
+                for j in joints
+                for end in j.ends_of(self._graph.hosts[peer])
+                if end.side != "read"
+            ]
             table, fds = self._transport.pack(ends)
-            about = {"role": host, "table": table, "renewals": self._renewals}
-            self._hosts.send(peer, "renew", about, fds)
+            about = Renew(host.name, host.roles, self._restarts, Offer("shm", table))
+            self._hosts.send(peer, about, fds)
 
     def _begin_anew(self) -> None:
         for name, due in self.due.items():
-            host = self._hosts.by_role[name]
+            host = self._hosts.by_name[name]
             if not host.alive and time.monotonic() >= due:
-                self._fork(self._group_of(name), name, host.life + 1)
+                self._start(name, host.life + 1)
                 self.let_go(name)
                 self._hosts.table_now()
 
-    def _group_of(self, host: str) -> Topology:
-        return next(group for group in self._groups if host in group.hosts)
-
-    def _pipes(self, host: str) -> list[End]:
-        """The ends that must be renewed where a host is dead."""
-        group = self._group_of(host)
-        newest = group.snapshots.name, group.evaluations.name
-        ends = group.host_ends(host)
-        return [end for end in ends if end.side in OTHER and end.conduit not in newest]
+    def _joints(self, host: str) -> list[Joint]:
+        """Where a host has the other side of somebody: not where only the newest counts."""
+        roles, mine = self._graph.hosts[host], ("lane", "queue")
+        joints = (j for j in self._graph.between_hosts() if j.conduit.kind in mine)
+        return [j for j in joints if j.sender in roles or set(roles).intersection(j.receivers)]

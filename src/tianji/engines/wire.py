@@ -1,4 +1,4 @@
-"""Messages between a launcher and its hosts: JSON and raw arrays over a socket, never pickle."""
+"""Carries messages between a launcher and its hosts: JSON and raw arrays, never pickle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
-from tianji.role import State
+from tianji.annotated import read, tree
+from tianji.engines.messages import MESSAGES
 from tianji.state import NATIVE, decode, encode, parse
 from tianji.types import Leaves
 
@@ -20,12 +21,23 @@ INLINE = 16_384
 """bytes of JSON that travel in the packet itself; more, and arrays, in a memory file"""
 MOST_FDS = 200
 """descriptors that one packet carries; the kernel takes 253"""
+MOST_TEXT = 1 << 28
+"""bytes of JSON in a message, at most"""
 
 
-class Message(NamedTuple):
+class Packet(NamedTuple):
+    """A message that has arrived, and the descriptors that came with it."""
+
     kind: str
-    content: State
+    text: bytes
+    arrays: Leaves
     fds: list[int]
+
+    def message(self) -> Any:
+        """The message itself; ValueError where it is none, or has other fields."""
+        if self.kind not in MESSAGES:
+            raise ValueError(f"{self.kind!r} is no message")
+        return read(MESSAGES[self.kind], decode(parse(self.text), self.arrays))
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -33,9 +45,12 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(line: socket.socket, kind: str, content: State, fds: Sequence[int] = ()) -> None:
-    arrays: Leaves = {}
-    text = json.dumps(encode(content, kind, "", arrays), allow_nan=False).encode()
+def send(line: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
+    """Send a dataclass of `messages`; the descriptors stay open here."""
+    kind, arrays = type(message).__name__, Leaves()
+    text = json.dumps(encode(tree(message), kind, "", arrays), allow_nan=False).encode()
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"{kind} has {len(text)} bytes, and {MOST_TEXT} is the most")
     head: dict[str, Any] = {"kind": kind, "fds": len(fds), "size": -1}
     own = -1
     if arrays or len(text) > INLINE:
@@ -53,7 +68,7 @@ def send(line: socket.socket, kind: str, content: State, fds: Sequence[int] = ()
             os.close(own)
 
 
-def receive(line: socket.socket) -> Message | None:
+def receive(line: socket.socket) -> Packet | None:
     """The next message; None where the other end is gone. Raises BlockingIOError where the line
     does not block and there is none."""
     try:
@@ -72,12 +87,14 @@ def receive(line: socket.socket) -> Message | None:
             return None
         fds += others
     arrays: Leaves = {}
+    if about["size"] > MOST_TEXT:
+        raise ValueError(f"a message has {about['size']} bytes, and {MOST_TEXT} is the most")
     if about["size"] >= 0:
         with os.fdopen(fds.pop(0), "rb") as file:
             text = file.read(about["size"])
             if rest := file.read():
                 arrays = safetensors.numpy.load(rest)
-    return Message(about["kind"], decode(parse(text), arrays), fds)
+    return Packet(about["kind"], text, arrays, fds)
 
 
 def _file(text: bytes, arrays: Leaves) -> int:

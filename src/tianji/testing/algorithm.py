@@ -287,8 +287,8 @@ def _check_extremes(
 def _check_no_steps(algorithm: Algorithm, make: Callable[[int], Env], network: Network) -> None:
     """A batch of rows that only reset their envs is learnt from without harm."""
     built = build(config_for(algorithm, network=network), make)
-    joined, trainer = built.topology, algorithm.trainer(built.spec)
-    layout = rollout_layout(joined.row, built.spec.T, built.spec.envs)
+    trainer = algorithm.trainer(built.spec)
+    layout = rollout_layout(built.assembly.row, built.spec.T, built.spec.envs)
     for _ in range(built.spec.actors):
         leaves = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in layout.items()}
         trainer.take(Rollout.over(leaves))

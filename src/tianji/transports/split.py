@@ -9,12 +9,12 @@ from tianji.types import Array
 
 
 class Split(Transport):
-    """Conduits that `outside` names are the outer transport's, all others the inner one's."""
+    """Conduits that `inside` names are the inner transport's, all others the outer one's."""
 
-    def __init__(self, inner: Transport, outer: Transport, outside: Collection[str]) -> None:
+    def __init__(self, inner: Transport, outer: Transport, inside: Collection[str]) -> None:
         self._inner = inner
         self._outer = outer
-        self._outside = outside
+        self._inside = inside
 
     def outbox(self, conduit: Conduit) -> Outbox:
         return self._of(conduit.name).outbox(conduit)
@@ -40,4 +40,4 @@ class Split(Transport):
         self._outer.close()
 
     def _of(self, name: str) -> Transport:
-        return self._outer if name in self._outside else self._inner
+        return self._inner if name in self._inside else self._outer
