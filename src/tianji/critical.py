@@ -9,14 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tianji.role_names import beside, flow_of, in_cycle, parse_role
 from tianji.trace import Track
-from tianji.types import Array
 
 Shares = Mapping[str, Mapping[str, float]]
 """For each kind of host, shares of its time that add up to 1."""
 
-ACTING = ("infer", "simulate", "load", "rebuild", "push", "ask")
-RECEIVING = ("receive", "grant", "serve", "prioritize")
 STEPS = 20_000
 """pieces of a chain that are followed, at most"""
 UPDATES = 50
@@ -48,7 +46,7 @@ def cycle(time: Shares, seconds: float, updates: float) -> Cycle | None:
     each = seconds / updates
     parts = {host: {kind: share * each for kind, share in kinds.items()}
              for host, kinds in time.items()}  # fmt: skip
-    busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items() if host != "evaluator"}
+    busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items() if not beside(host)}
     return Cycle(each, parts, _phases(parts), max(busy, key=lambda host: busy[host]), busy)
 
 
@@ -70,23 +68,12 @@ def _phases(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         for key, seconds in kinds.items():
             role, _, kind = key.rpartition("/")
             role = role or host
-            if role == "actor" and kind in ACTING:
-                phase = "acting"
-            elif role == "server" and not waits_for(kind):
-                phase = "choosing on the server"
-            elif role == "buffer" and kind in RECEIVING:
-                phase = "receiving"
-            elif role == "learner" and kind == "take":
-                phase = "taking"
-            elif role == "learner" and kind == "update":
-                phase = "updating"
-            elif role == "learner" and kind == "mix":
-                phase = "mixing models"
-            elif role == "learner" and waits_for(kind):
-                phase = "the learner waits"
+            if not waits_for(kind):
+                phase = in_cycle(role, kind)
             else:
-                continue
-            spent[phase] = spent.get(phase, 0.0) + seconds
+                phase = "the learner waits" if flow_of(role) == "consumed" else ""
+            if phase:
+                spent[phase] = spent.get(phase, 0.0) + seconds
     return spent
 
 
@@ -107,13 +94,13 @@ class Chain:
 def chain(tracks: Sequence[Track], updates: int = UPDATES) -> Chain | None:
     """Follow the learner back from its last update: through its own work, and where it waited,
     through the work of whoever ended that wait. None where no two updates were traced."""
-    learner = next((track for track in tracks if len(_updates(track)) >= 2), None)
+    learner = next((track for track in tracks if len(track.updates()) >= 2), None)
     if learner is None:
         return None
-    ends = learner.end[_updates(learner)[-(updates + 1) :]]
+    ends = learner.end[learner.updates()[-(updates + 1) :]]
     until = float(ends[0])
-    group = learner.host.rpartition(".")[0]
-    mine = [_Lane(track, until) for track in tracks if track.host.rpartition(".")[0] == group]
+    group = parse_role(learner.host).group
+    mine = [_Lane(track, until) for track in tracks if parse_role(track.host).group == group]
     first = next(lane for lane in mine if lane.host == learner.host)
     spent: dict[str, float] = {}
     lane, place, hops = first, bisect_right(first.end, float(ends[-1])) - 1, 0
@@ -140,12 +127,6 @@ def chain(tracks: Sequence[Track], updates: int = UPDATES) -> Chain | None:
     return Chain(seconds, made, spent, hops) if seconds > 0 else None
 
 
-def _updates(track: Track) -> Array:
-    """Which of its events are updates."""
-    names = [i for i, key in enumerate(track.keys) if key == "learner/update"]
-    return np.flatnonzero(np.isin(track.key, names))
-
-
 class _Lane:
     """A track from some moment on, in the form that it is followed in."""
 
@@ -153,7 +134,7 @@ class _Lane:
         part = slice(int(np.searchsorted(track.end, since, side="right")), None)
         key = track.key[part]
         self.host = track.host
-        self.kind = track.host.rpartition(".")[2].split("-")[0]
+        self.kind = parse_role(track.host).kind
         self.begin: list[float] = track.begin[part].tolist()
         self.end: list[float] = track.end[part].tolist()
         self.name = [track.keys[k] for k in key.tolist()]

@@ -17,6 +17,8 @@ class Activity(NamedTuple):
 
 
 OTHER = Activity()
+UPDATING = "updating"
+"""the phase in which updates are made: each of its events is one"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ register_role(
         works_on=("wait_group",),
         activities={
             "take": Activity("update", "taking"),
-            "update": Activity("update", "updating"),
+            "update": Activity("update", UPDATING),
             "push": Activity("push"),
             "mix": Activity("update", "mixing models"),
         },
@@ -190,6 +192,11 @@ def stream_of(kind: str) -> int:
 def flow_of(kind: str) -> str:
     """Of a kind of role; empty also where it is not known here."""
     return KINDS[kind].flow if kind in KINDS else ""
+
+
+def beside(kind: str) -> bool:
+    """Does a kind of role work beside the loop?"""
+    return kind in KINDS and KINDS[kind].beside
 
 
 def in_picture(kind: str, work: str) -> str:
