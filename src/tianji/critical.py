@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tianji.role_names import beside, flow_of, in_cycle, parse_role
+from tianji.role_names import beside, by_flow, flow_of, in_cycle, parse_role
 from tianji.trace import Track
+from tianji.verdict import by_role
 
 Shares = Mapping[str, Mapping[str, float]]
 """For each kind of host, shares of its time that add up to 1."""
@@ -53,6 +54,13 @@ def cycle(time: Shares, seconds: float, updates: float) -> Cycle | None:
 def waiting(kinds: Mapping[str, float]) -> float:
     """What of it is waiting."""
     return sum(value for kind, value in kinds.items() if waits_for(kind))
+
+
+def worked(shares: Mapping[str, float]) -> dict[str, float]:
+    """Of a host with several roles: the shares of work, of those that all steps pass through."""
+    roles = {role: sum(share for kind, share in kinds.items() if not waits_for(kind))
+             for role, kinds in by_role(shares).items()}  # fmt: skip
+    return by_flow(roles)
 
 
 def waits_for(kind: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Activity(NamedTuple):
@@ -192,6 +194,17 @@ def stream_of(kind: str) -> int:
 def flow_of(kind: str) -> str:
     """Of a kind of role; empty also where it is not known here."""
     return KINDS[kind].flow if kind in KINDS else ""
+
+
+def by_flow(found: Mapping[str, T]) -> dict[str, T]:
+    """What is known by kind of role: of those that all steps pass through, by what happens to
+    steps there."""
+    return {KINDS[kind].flow: value for kind, value in found.items() if flow_of(kind)}
+
+
+def waits_of(kind: str) -> tuple[str, ...]:
+    """Waits that are a part of a kind of role's work."""
+    return KINDS[kind].works_on if kind in KINDS else ()
 
 
 def beside(kind: str) -> bool:
