@@ -9,7 +9,7 @@ from typing import Any
 from tianji.critical import waiting, waits_for, worked
 from tianji.flow import GAIN
 from tianji.relax import PRESETS, Sizes
-from tianji.role_names import SERIAL, by_flow, flow_of
+from tianji.role_names import SERIAL, by_flow, role_kind
 from tianji.verdict import EVEN, IDLE, alone
 
 
@@ -123,7 +123,9 @@ def _of_learner(
         f"The learner is the bottleneck: busy {learner:.0%}{_most(sides['consumed'])}. "
         f"{_shorter(config.get('algorithm', {}))}; more actors would only wait.{more}"
     ]
-    idle = sum(share for kind, share in sides["produced"].items() if flow_of(waits_for(kind)))
+    idle = sum(
+        share for kind, share in sides["produced"].items() if role_kind(waits_for(kind)).flow
+    )
     enough = max(1, math.ceil(count * (1.0 - idle) / 0.9))
     rest = config.get("scale", {}).get("rebalance") is True  # those that are not needed do
     if enough < count and not rest and not judged:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tianji.role_names import beside, by_flow, flow_of, in_cycle, parse_role
+from tianji.role_names import by_flow, parse_role, role_kind
 from tianji.trace import Track
 from tianji.verdict import by_role
 
@@ -47,7 +47,9 @@ def cycle(time: Shares, seconds: float, updates: float) -> Cycle | None:
     each = seconds / updates
     parts = {host: {kind: share * each for kind, share in kinds.items()}
              for host, kinds in time.items()}  # fmt: skip
-    busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items() if not beside(host)}
+    busy = {
+        host: 1.0 - waiting(kinds) for host, kinds in time.items() if not role_kind(host).beside
+    }
     return Cycle(each, parts, _phases(parts), max(busy, key=lambda host: busy[host]), busy)
 
 
@@ -75,11 +77,11 @@ def _phases(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     for host, kinds in parts.items():
         for key, seconds in kinds.items():
             role, _, kind = key.rpartition("/")
-            role = role or host
+            about = role_kind(role or host)
             if not waits_for(kind):
-                phase = in_cycle(role, kind)
+                phase = about.activity(kind).phase
             else:
-                phase = "the learner waits" if flow_of(role) == "consumed" else ""
+                phase = "the learner waits" if about.learns else ""
             if phase:
                 spent[phase] = spent.get(phase, 0.0) + seconds
     return spent

@@ -13,7 +13,7 @@ import numpy as np
 
 from tianji.errors import Refusal
 from tianji.folder import find_run
-from tianji.role_names import KINDS, UPDATING, in_cycle, in_picture, parse_role
+from tianji.role_names import KINDS, UPDATING, in_picture, parse_role, role_kind
 from tianji.types import Array
 
 TRACE = "trace"
@@ -68,7 +68,8 @@ class Track:
 
     def updates(self) -> Array:
         """Which of its events are updates."""
-        made = [in_cycle(*key.partition("/")[::2]) == UPDATING for key in self.keys]
+        parts = [key.partition("/") for key in self.keys]
+        made = [role_kind(role).activity(work).phase == UPDATING for role, _, work in parts]
         return np.flatnonzero(np.array(made, np.bool_)[self.key])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tianji.flow import GAIN, LEAST, Flow
-from tianji.role_names import SERIAL, WORKER, by_flow, waits_of
+from tianji.role_names import SERIAL, WORKER, by_flow, role_kind
 
 SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
     "sample-bound", "train-bound", "communication-bound", "balanced",
@@ -185,7 +185,7 @@ def busy(kind: str, kinds: Mapping[str, float]) -> float | None:
 
 def _own_waits(kind: str, shares: Mapping[str, float]) -> float:
     """Share of waiting that is a part of a kind's work."""
-    return sum(shares.get(wait, 0.0) for wait in waits_of(kind))
+    return sum(shares.get(wait, 0.0) for wait in role_kind(kind).works_on)
 
 
 def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdict:

@@ -10,7 +10,7 @@ from tianji.against import Planned
 from tianji.critical import waits_for
 from tianji.explain import FLOWS, Explained
 from tianji.plan import Choice
-from tianji.role_names import KINDS, SERIAL, WORKER, beside, by_flow, flow_of
+from tianji.role_names import SERIAL, WORKER, by_flow, role_kind
 from tianji.view import charts
 from tianji.view.status import duration, human, number
 
@@ -108,7 +108,7 @@ def bar(host: str, shares: Mapping[str, float]) -> list[tuple[str, float, str, s
 
 def color(kind: str) -> str:
     if whom := waits_for(kind):
-        return WAITS.get(flow_of(whom), "w4")
+        return WAITS.get(role_kind(whom).flow, "w4")
     return COLOR.get(kind.rpartition("/")[2], "c8")
 
 
@@ -122,15 +122,14 @@ def kind_words(kind: str) -> str:
 def host_words(host: str) -> str:
     if host == SERIAL:
         return "one process"
-    several = host == WORKER or (host in KINDS and KINDS[host].numbered)
-    return f"{host}s, mean" if several else host
+    return f"{host}s, mean" if host == WORKER or role_kind(host).numbered else host
 
 
 def critical(run: Explained) -> list[str]:
     """Who bounds an update, and whom the learner waited for."""
     cycle = run.cycle
     assert cycle is not None
-    loop = [host for host in cycle.parts if not beside(host)]
+    loop = [host for host in cycle.parts if not role_kind(host).beside]
     if len(loop) == 1:
         host = loop[0]
         most = max(cycle.phases.items(), key=lambda item: item[1], default=("nothing", 0.0))
@@ -160,7 +159,7 @@ def critical(run: Explained) -> list[str]:
             back = {
                 waits_for(kind): seconds
                 for kind, seconds in sides["received"].items()
-                if flow_of(waits_for(kind))
+                if role_kind(waits_for(kind)).flow
             }
             behind = " and ".join(f"{milliseconds(s)} for {whom}" for whom, s in back.items())
             if behind:
