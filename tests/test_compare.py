@@ -322,9 +322,9 @@ def test_a_comparison_does_not_write_into_another(tmp_path):
 
 def test_idle_is_what_a_role_does_not_work():
     apart = {"actor": {"simulate": 0.4, "wait_buffer": 0.6}, "learner": {"update": 1.0}}
-    assert idle(apart, "actor") == pytest.approx(0.6)
-    assert idle(apart, "learner") == 0
+    assert idle(apart, "produced") == pytest.approx(0.6)
+    assert idle(apart, "consumed") == 0
     serial = {"serial": {"actor/simulate": 0.4, "learner/update": 0.5, "run/other": 0.1}}
-    assert idle(serial, "actor") == pytest.approx(0.6)
-    assert idle(serial, "learner") == pytest.approx(0.5)
-    assert idle({}, "learner") is None
+    assert idle(serial, "produced") == pytest.approx(0.6)
+    assert idle(serial, "consumed") == pytest.approx(0.5)
+    assert idle({}, "consumed") is None

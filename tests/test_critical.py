@@ -1,11 +1,10 @@
 """What bounds an update: from accounts, and from traced events with a known answer."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from tianji.critical import chain, cycle, waiting, waits_for
+from tianji.trace import Track
 
 APART = {
     "actor": {"infer": 0.1, "simulate": 0.2, "wait_buffer": 0.7},
@@ -51,15 +50,6 @@ def test_without_an_update_there_is_no_cycle():
     assert cycle(APART, 10.0, 0) is None
     assert cycle(APART, 0.0, 5) is None
     assert cycle({}, 10.0, 5) is None
-
-
-@dataclass
-class Track:
-    host: str
-    keys: tuple
-    key: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
 
 
 def track(host, *events):

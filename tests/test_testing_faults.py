@@ -136,6 +136,16 @@ def test_faults_that_are_meant_for_a_role_do_not_happen_elsewhere(tmp_path):
     env.step(np.zeros(2, np.int64))
 
 
+@pytest.mark.parametrize("host", ["actor-0", "actor-3", "g1.actor-0"])
+def test_those_meant_for_a_kind_of_role_happen_in_all_of_that_kind(host, monkeypatch):
+    monkeypatch.setattr(faults, "host_role", lambda: host)
+    for only in ("actor", host):
+        env = FaultEnv(2, raises=1.0, only=only)
+        env.reset(0)
+        with pytest.raises(RuntimeError, match=f"in step 1 of {host}"):
+            env.step(np.zeros(2, np.int64))
+
+
 def test_they_happen_in_the_host_that_is_named(one_server, tmp_path):
     config = {
         "env": {

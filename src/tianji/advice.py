@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tianji.critical import waiting, waits_for
+from tianji.critical import waiting, waits_for, worked
 from tianji.flow import GAIN
 from tianji.relax import PRESETS, Sizes
-from tianji.verdict import EVEN, IDLE
+from tianji.role_names import SERIAL, by_flow, role_kind
+from tianji.verdict import EVEN, IDLE, alone
 
 
 def of_shares(
@@ -24,22 +25,23 @@ def of_shares(
     plan has measured them; `judged`: a verdict has found that no other spread would bring much, so
     that only what is left is said."""
     algorithm = config.get("algorithm", {})
-    alone = next((time[host] for host in ("serial", "worker") if host in time), None)
-    if alone is not None:
-        return _of_one_host(alone, "serial" in time and not judged, cores, algorithm)
-    if "actor" not in time or "learner" not in time:
+    if host := alone(time):
+        return _of_one_host(time[host], host == SERIAL and not judged, cores, algorithm)
+    sides = by_flow(time)
+    if "produced" not in sides or "consumed" not in sides:
         return []
     busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items()}
-    actors, learner = busy["actor"], busy["learner"]
+    passing = by_flow(busy)
+    actors, learner = passing["produced"], passing["consumed"]
     if busy.get("server", 0.0) > max(actors, learner):
         return [
             f"The inference server is busiest ({busy['server']:.0%}); actors wait for it "
-            f'{time["actor"].get("wait_server", 0.0):.0%} of their time. relax.infer = "actor" '
+            f'{sides["produced"].get("wait_server", 0.0):.0%} of their time. relax.infer = "actor" '
             f"lets each choose its own actions; fewer, larger asks (scale.envs_per_actor) help too."
         ]
-    if busy.get("buffer", 0.0) > max(actors, learner, 0.85):
+    if passing.get("received", 0.0) > max(actors, learner, 0.85):
         return [
-            f"The buffer is busiest ({busy['buffer']:.0%}). Longer rollouts "
+            f"The buffer is busiest ({passing['received']:.0%}). Longer rollouts "
             f"(scale.rollout_length) or more envs for each actor make fewer pieces to receive; "
             f"more groups (scale.groups) give it less to do."
         ]
@@ -51,10 +53,10 @@ def of_shares(
             f"balanced. More cores for both, or cheaper work, are what is left."
         ]
     if learner >= actors:
-        return _of_learner(time, actors, learner, config, cores, scaling, judged)
+        return _of_learner(sides, actors, learner, config, cores, scaling, judged)
     room = actors / learner if learner > 0 else math.inf
     bottleneck = (
-        f"The actors are the bottleneck: busy {actors:.0%}{_most(time['actor'])}, while the "
+        f"The actors are the bottleneck: busy {actors:.0%}{_most(sides['produced'])}, while the "
         f"learner waits {1 - learner:.0%}. It could take up to {room:.1f} times as many steps "
         f"before it is the limit."
     )
@@ -103,7 +105,7 @@ def _takes_turns(config: Mapping[str, Any]) -> bool:
 
 
 def _of_learner(
-    time: Mapping[str, Mapping[str, float]],
+    sides: Mapping[str, Mapping[str, float]],
     actors: float,
     learner: float,
     config: Mapping[str, Any],
@@ -118,10 +120,12 @@ def _of_learner(
     free = None if cores is None else (cores - groups * count) // learners
     more = _of_cores(scaling, number_of(config, "cores"), free, judged)
     advice = [
-        f"The learner is the bottleneck: busy {learner:.0%}{_most(time['learner'])}. "
+        f"The learner is the bottleneck: busy {learner:.0%}{_most(sides['consumed'])}. "
         f"{_shorter(config.get('algorithm', {}))}; more actors would only wait.{more}"
     ]
-    idle = sum(time["actor"].get(f"wait_{whom}", 0.0) for whom in ("buffer", "learner"))
+    idle = sum(
+        share for kind, share in sides["produced"].items() if role_kind(waits_for(kind)).flow
+    )
     enough = max(1, math.ceil(count * (1.0 - idle) / 0.9))
     rest = config.get("scale", {}).get("rebalance") is True  # those that are not needed do
     if enough < count and not rest and not judged:
@@ -180,10 +184,8 @@ def _of_one_host(
     shares: Mapping[str, float], overlap: bool, cores: int | None, algorithm: Mapping[str, Any]
 ) -> list[str]:
     """`overlap`: is it to be said what that would bring?"""
-    acting = sum(s for key, s in shares.items() if key.startswith("actor/") and not waits_for(key))
-    learning = sum(
-        s for key, s in shares.items() if key.startswith("learner/") and not waits_for(key)
-    )
+    sides = worked(shares)
+    acting, learning = sides.get("produced", 0.0), sides.get("consumed", 0.0)
     if acting + learning <= 0:
         return []
     longer = "learning" if learning >= acting else "acting"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tianji.critical import waiting
+from tianji.critical import worked
 from tianji.folder import PLAN, read_json
-from tianji.verdict import busy, by_role
+from tianji.role_names import by_flow
+from tianji.verdict import alone, busy
 from tianji.view.status import human
 
 OFF = 0.15
@@ -61,23 +62,22 @@ def predicted_speed(run: Path) -> float | None:
     return float(speed) if isinstance(speed, int | float) and speed > 0 else None
 
 
-SIDES = {"actors": "actor", "learner": "learner", "channel": "buffer"}
-"""of a plan, and the roles that they are"""
+SIDES = {"actors": "produced", "learner": "consumed", "channel": "received"}
+"""of a plan, and what happens to steps there"""
 NAMES = {"actors": "the actors", "learner": "the learner", "channel": "the buffer"}
 
 
 def _could(time: Mapping[str, Mapping[str, float]], rates: Mapping[str, float]) -> dict[str, float]:
     """New steps per second that each side of a plan could have done if it never waited."""
-    alone = next((time[host] for host in ("serial", "worker") if host in time), None)
-    if alone is None:
-        shares = {role: busy(role, time[role]) for role in SIDES.values() if role in time}
+    shares: Mapping[str, float | None]
+    if host := alone(time):
+        shares = worked(time[host])
     else:
-        shares = {role: sum(kinds.values()) - waiting(kinds)
-                  for role, kinds in by_role(alone).items()}  # fmt: skip
+        shares = by_flow({role: busy(role, kinds) for role, kinds in time.items()})
     found = {}
-    for side, role in SIDES.items():
+    for side, flow in SIDES.items():
         rate = rates.get("produced" if side == "actors" else "new")
-        if rate and (share := shares.get(role)):
+        if rate and (share := shares.get(flow)):
             found[side] = rate / share
     return found
 

@@ -14,13 +14,15 @@ from typing import Any
 from tianji.against import new_speed
 from tianji.build import look
 from tianji.config import Config, load_config
-from tianji.critical import waits_for
+from tianji.critical import waiting, worked
 from tianji.errors import Failure, Refusal, nearest
 from tianji.folder import run_folder
 from tianji.history import History
 from tianji.relax import PRESETS, Sizes
 from tianji.result import EXIT, Result
+from tianji.role_names import by_flow
 from tianji.run import train, warm
+from tianji.verdict import alone
 from tianji.view.status import SilentView, View, duration, human, number
 
 ALONE = "serial"
@@ -423,8 +425,8 @@ def _entry(preset: str, config: Config, result: Result) -> Entry:
         staleness_p95=staleness.get("p95"),
         staleness_max=staleness.get("max"),
         freshness=history.mean("staleness/freshness"),
-        idle_actor=idle(result.time, "actor"),
-        idle_learner=idle(result.time, "learner"),
+        idle_actor=idle(result.time, "produced"),
+        idle_learner=idle(result.time, "consumed"),
         return_mean=result.return_mean,
         steps=result.steps,
         updates=result.updates,
@@ -434,16 +436,13 @@ def _entry(preset: str, config: Config, result: Result) -> Entry:
     )
 
 
-def idle(time: Mapping[str, Mapping[str, float]], role: str) -> float | None:
-    """Share of the time that a role does not work in, also while another one does in the same
-    process; None where that is not known."""
-    if role in time:
-        return sum(share for kind, share in time[role].items() if waits_for(kind))
-    for shares in (time.get("serial"), time.get("worker")):
-        if shares:
-            return 1.0 - sum(share for key, share in shares.items()
-                             if key.startswith(f"{role}/") and not waits_for(key))  # fmt: skip
-    return None
+def idle(time: Mapping[str, Mapping[str, float]], flow: str) -> float | None:
+    """Share of the time in which no steps are produced, or consumed, also while another role works
+    in the same process; None where that is not known."""
+    if (kinds := by_flow(time).get(flow)) is not None:
+        return waiting(kinds)
+    host = alone(time)
+    return 1.0 - worked(time[host]).get(flow, 0.0) if host and time[host] else None
 
 
 def _with(comparison: Comparison, entry: Entry, stopped: str) -> Comparison:

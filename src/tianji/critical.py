@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tianji.role_names import by_flow, parse_role, role_kind
 from tianji.trace import Track
-from tianji.types import Array
+from tianji.verdict import by_role
 
 Shares = Mapping[str, Mapping[str, float]]
 """For each kind of host, shares of its time that add up to 1."""
 
-ACTING = ("infer", "simulate", "load", "rebuild", "push", "ask")
-RECEIVING = ("receive", "grant", "serve", "prioritize")
 STEPS = 20_000
 """pieces of a chain that are followed, at most"""
 UPDATES = 50
@@ -48,13 +47,22 @@ def cycle(time: Shares, seconds: float, updates: float) -> Cycle | None:
     each = seconds / updates
     parts = {host: {kind: share * each for kind, share in kinds.items()}
              for host, kinds in time.items()}  # fmt: skip
-    busy = {host: 1.0 - waiting(kinds) for host, kinds in time.items() if host != "evaluator"}
+    busy = {
+        host: 1.0 - waiting(kinds) for host, kinds in time.items() if not role_kind(host).beside
+    }
     return Cycle(each, parts, _phases(parts), max(busy, key=lambda host: busy[host]), busy)
 
 
 def waiting(kinds: Mapping[str, float]) -> float:
     """What of it is waiting."""
     return sum(value for kind, value in kinds.items() if waits_for(kind))
+
+
+def worked(shares: Mapping[str, float]) -> dict[str, float]:
+    """Of a host with several roles: the shares of work, of those that all steps pass through."""
+    roles = {role: sum(share for kind, share in kinds.items() if not waits_for(kind))
+             for role, kinds in by_role(shares).items()}  # fmt: skip
+    return by_flow(roles)
 
 
 def waits_for(kind: str) -> str:
@@ -69,24 +77,13 @@ def _phases(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     for host, kinds in parts.items():
         for key, seconds in kinds.items():
             role, _, kind = key.rpartition("/")
-            role = role or host
-            if role == "actor" and kind in ACTING:
-                phase = "acting"
-            elif role == "server" and not waits_for(kind):
-                phase = "choosing on the server"
-            elif role == "buffer" and kind in RECEIVING:
-                phase = "receiving"
-            elif role == "learner" and kind == "take":
-                phase = "taking"
-            elif role == "learner" and kind == "update":
-                phase = "updating"
-            elif role == "learner" and kind == "mix":
-                phase = "mixing models"
-            elif role == "learner" and waits_for(kind):
-                phase = "the learner waits"
+            about = role_kind(role or host)
+            if not waits_for(kind):
+                phase = about.activity(kind).phase
             else:
-                continue
-            spent[phase] = spent.get(phase, 0.0) + seconds
+                phase = "the learner waits" if about.learns else ""
+            if phase:
+                spent[phase] = spent.get(phase, 0.0) + seconds
     return spent
 
 
@@ -107,13 +104,13 @@ class Chain:
 def chain(tracks: Sequence[Track], updates: int = UPDATES) -> Chain | None:
     """Follow the learner back from its last update: through its own work, and where it waited,
     through the work of whoever ended that wait. None where no two updates were traced."""
-    learner = next((track for track in tracks if len(_updates(track)) >= 2), None)
+    learner = next((track for track in tracks if len(track.updates()) >= 2), None)
     if learner is None:
         return None
-    ends = learner.end[_updates(learner)[-(updates + 1) :]]
+    ends = learner.end[learner.updates()[-(updates + 1) :]]
     until = float(ends[0])
-    group = learner.host.rpartition(".")[0]
-    mine = [_Lane(track, until) for track in tracks if track.host.rpartition(".")[0] == group]
+    group = parse_role(learner.host).group
+    mine = [_Lane(track, until) for track in tracks if parse_role(track.host).group == group]
     first = next(lane for lane in mine if lane.host == learner.host)
     spent: dict[str, float] = {}
     lane, place, hops = first, bisect_right(first.end, float(ends[-1])) - 1, 0
@@ -140,12 +137,6 @@ def chain(tracks: Sequence[Track], updates: int = UPDATES) -> Chain | None:
     return Chain(seconds, made, spent, hops) if seconds > 0 else None
 
 
-def _updates(track: Track) -> Array:
-    """Which of its events are updates."""
-    names = [i for i, key in enumerate(track.keys) if key == "learner/update"]
-    return np.flatnonzero(np.isin(track.key, names))
-
-
 class _Lane:
     """A track from some moment on, in the form that it is followed in."""
 
@@ -153,7 +144,7 @@ class _Lane:
         part = slice(int(np.searchsorted(track.end, since, side="right")), None)
         key = track.key[part]
         self.host = track.host
-        self.kind = track.host.rpartition(".")[2].split("-")[0]
+        self.kind = parse_role(track.host).kind
         self.begin: list[float] = track.begin[part].tolist()
         self.end: list[float] = track.end[part].tolist()
         self.name = [track.keys[k] for k in key.tolist()]

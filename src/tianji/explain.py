@@ -18,6 +18,7 @@ from tianji.critical import Chain, Cycle, chain, cycle
 from tianji.errors import Refusal
 from tianji.folder import FAULTS, PLAN, STALENESS, find_run, read_json
 from tianji.history import History
+from tianji.role_names import SERIAL, WORKER
 from tianji.trace import Track
 from tianji.verdict import by_role, scaling_of
 
@@ -443,7 +444,7 @@ def _by_host(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
     }
     if not rest:
         return whole
-    return {"serial" if not whole else "worker": rest, **whole}
+    return {SERIAL if not whole else WORKER: rest, **whole}
 
 
 def _sentence(text: object) -> str:

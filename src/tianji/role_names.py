@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+T = TypeVar("T")
+
+Picture = Literal[
+    "inference", "simulation", "update", "priorities", "push", "probe", "evaluation", "other"
+]
+"""what is drawn in a colour of its own, beside waiting"""
 
 
 class Activity(NamedTuple):
     """What a kind of work is called elsewhere."""
 
-    picture: str = "other"
+    picture: Picture = "other"
     """in the paper's Figure 1, drawn of a run"""
     phase: str = ""
     """in the cycle of an update; empty: it is no part of it that is shown"""
 
 
 OTHER = Activity()
+UPDATING = "updating"
+"""the phase in which updates are made: each of its events is one"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class RoleKind:
     numbered: bool = False
     """are there usually several? Then the first one's name has its number, too"""
     flow: Literal["", "produced", "received", "consumed"] = ""
-    """what happens to steps by its work, if all pass through it"""
+    """what its work does to steps, if they all pass through it"""
     beside: bool = False
     """does it work beside the loop, where nobody waits for it?"""
     steps_envs: bool = False
@@ -50,105 +59,81 @@ class RoleKind:
         """Does it compute updates?"""
         return self.flow == "consumed"
 
+    def activity(self, work: str) -> Activity:
+        return self.activities.get(work, self.others)
 
-KINDS: dict[str, RoleKind] = {}
+
+NONE = RoleKind("", stream=-1)
+
+
+def _all(phase: str, **pictures: Picture) -> dict[str, Activity]:
+    """Kinds of work of one phase."""
+    return {work: Activity(picture, phase) for work, picture in pictures.items()}
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        RoleKind(
+            "server", stream=7,
+            activities=_all("choosing on the server", grant="push", receive="probe", load="probe",
+                            infer="inference"),
+            others=Activity(phase="choosing on the server"),
+        ),
+        RoleKind(
+            "actor", stream=0, numbered=True, flow="produced", steps_envs=True, replaceable=True,
+            works_on=("wait_server",),
+            activities=_all("acting", load="probe", infer="inference", ask="push",
+                            simulate="simulation", push="push", rebuild="other"),
+        ),
+        RoleKind(
+            "buffer", stream=1, flow="received",
+            activities=_all("receiving", grant="push", receive="probe", serve="push",
+                            prioritize="priorities"),
+        ),
+        RoleKind(
+            "learner", stream=2, flow="consumed", works_on=("wait_group",),
+            activities={"take": Activity("update", "taking"), "push": Activity("push"),
+                        "update": Activity("update", UPDATING),
+                        "mix": Activity("update", "mixing models")},
+        ),
+        RoleKind(
+            "evaluator", stream=3, beside=True, checkpointed=False, steps_envs=True,
+            replaceable=True,
+            activities=_all("", load="probe", evaluate="evaluation", evaluated="evaluation"),
+        ),
+    )
+}  # fmt: skip
 """every kind of role by its name, in the order in which data flows through them"""
 
 STREAMS = {"env": 4, "eval_env": 5, "init": 6}
 """random streams that belong to no role: seeds of envs, and the first weights"""
 
+WORKER, SERIAL = "worker", "serial"
+"""names of hosts that hold several roles: one of each group, or all of a run"""
+
 
 def register_role(kind: RoleKind) -> RoleKind:
-    """Make a kind of role known; streams are numbers that no other kind has."""
-    taken = {other.stream: other.name for other in KINDS.values() if other.name != kind.name}
+    """Make a kind of role known; a module of env.imports does so in every process of a run."""
+    if not kind.name.isidentifier() or kind.name in (WORKER, SERIAL, "driver", "run"):
+        raise ValueError(
+            f'"{kind.name}" cannot name a role: files would not tell it from others. Use one word '
+            f"that is not {WORKER}, {SERIAL}, driver or run."
+        )
+    if unknown := {work.picture for work in kind.activities.values()} - set(get_args(Picture)):
+        raise ValueError(
+            f"{kind.name}: {', '.join(sorted(unknown))} has no colour, so it cannot be drawn. Use "
+            f"one of {', '.join(get_args(Picture))}."
+        )
+    taken = {other.stream: name for name, other in KINDS.items() if name != kind.name}
     taken |= {stream: name for name, stream in STREAMS.items()}
     if kind.stream in taken:
-        free = next(n for n in range(len(taken) + 1) if n not in taken)
         raise ValueError(
             f"stream {kind.stream} is that of {taken[kind.stream]}, so {kind.name} would draw the "
-            f"same random numbers. {free} is free."
+            f"same random numbers. Give it a number of its own; {max(taken) + 1} is free."
         )
     KINDS[kind.name] = kind
     return kind
-
-
-register_role(
-    RoleKind(
-        "server",
-        stream=7,
-        activities={
-            "grant": Activity("push", "choosing on the server"),
-            "receive": Activity("probe", "choosing on the server"),
-            "load": Activity("probe", "choosing on the server"),
-            "infer": Activity("inference", "choosing on the server"),
-        },
-        others=Activity(phase="choosing on the server"),
-    )
-)
-register_role(
-    RoleKind(
-        "actor",
-        stream=0,
-        numbered=True,
-        flow="produced",
-        steps_envs=True,
-        replaceable=True,
-        works_on=("wait_server",),
-        activities={
-            "load": Activity("probe", "acting"),
-            "infer": Activity("inference", "acting"),
-            "ask": Activity("push", "acting"),
-            "simulate": Activity("simulation", "acting"),
-            "push": Activity("push", "acting"),
-            "rebuild": Activity(phase="acting"),
-        },
-    )
-)
-register_role(
-    RoleKind(
-        "buffer",
-        stream=1,
-        flow="received",
-        activities={
-            "grant": Activity("push", "receiving"),
-            "receive": Activity("probe", "receiving"),
-            "serve": Activity("push", "receiving"),
-            "prioritize": Activity("priorities", "receiving"),
-        },
-    )
-)
-register_role(
-    RoleKind(
-        "learner",
-        stream=2,
-        flow="consumed",
-        works_on=("wait_group",),
-        activities={
-            "take": Activity("update", "taking"),
-            "update": Activity("update", "updating"),
-            "push": Activity("push"),
-            "mix": Activity("update", "mixing models"),
-        },
-    )
-)
-register_role(
-    RoleKind(
-        "evaluator",
-        stream=3,
-        beside=True,
-        steps_envs=True,
-        replaceable=True,
-        checkpointed=False,
-        activities={
-            "load": Activity("probe"),
-            "evaluate": Activity("evaluation"),
-            "evaluated": Activity("evaluation"),
-        },
-    )
-)
-
-WORKER, SERIAL = "worker", "serial"
-"""names of hosts that hold several roles: one of each group, or all of a run"""
 
 
 @dataclass(frozen=True, order=True)
@@ -163,7 +148,7 @@ class RoleName:
     def __str__(self) -> str:
         """As files and messages have it: actor-0, learner, g1.learner-2."""
         group = "" if self.group is None else f"g{self.group}."
-        numbered = self.index > 0 or (self.kind in KINDS and KINDS[self.kind].numbered)
+        numbered = self.index > 0 or role_kind(self.kind).numbered
         return f"{group}{self.kind}{f'-{self.index}' * numbered}"
 
     @property
@@ -187,23 +172,18 @@ def stream_of(kind: str) -> int:
     return STREAMS[kind] if kind in STREAMS else KINDS[kind].stream
 
 
-def flow_of(kind: str) -> str:
-    """Of a kind of role; empty also where it is not known here."""
-    return KINDS[kind].flow if kind in KINDS else ""
+def role_kind(role: str) -> RoleKind:
+    """A kind of role by its name; one without facts for what is none, or not known here."""
+    return KINDS.get(role, NONE)
 
 
-def in_picture(kind: str, work: str) -> str:
-    """What a kind of role's work is in the picture; where it does not say, what it is for others
-    that do such work."""
-    known = [KINDS[kind]] if kind in KINDS else []
-    return next(
-        (role.activities[work].picture for role in (*known, *KINDS.values())
-         if work in role.activities), OTHER.picture,
-    )  # fmt: skip
+def by_flow(found: Mapping[str, T]) -> dict[str, T]:
+    """What is known by kind of role: of those that all steps pass through, by what happens to
+    steps there."""
+    return {flow: value for role, value in found.items() if (flow := role_kind(role).flow)}
 
 
-def in_cycle(kind: str, work: str) -> str:
-    """The phase of an update's cycle that a kind of role's work is part of; empty: none."""
-    if kind not in KINDS:
-        return ""
-    return KINDS[kind].activities.get(work, KINDS[kind].others).phase
+def in_picture(role: str, work: str) -> str:
+    """What a kind of work is in the picture; where its role does not say, what others say of it."""
+    kinds = (role_kind(role), *KINDS.values())
+    return next((kind.activities[work] for kind in kinds if work in kind.activities), OTHER).picture

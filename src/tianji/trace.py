@@ -13,6 +13,7 @@ import numpy as np
 
 from tianji.errors import Refusal
 from tianji.folder import find_run
+from tianji.role_names import KINDS, UPDATING, in_picture, parse_role, role_kind
 from tianji.types import Array
 
 TRACE = "trace"
@@ -38,25 +39,6 @@ GAP = -1
 """key of an event of which nothing is known"""
 
 OTHER = "run/other"
-
-KINDS = {
-    "infer": "inference",
-    "simulate": "simulation",
-    "take": "update",
-    "update": "update",
-    "mix": "update",
-    "prioritize": "priorities",
-    "push": "push",
-    "publish": "push",
-    "serve": "push",
-    "grant": "push",
-    "ask": "push",
-    "load": "probe",
-    "receive": "probe",
-    "evaluate": "evaluation",
-    "evaluated": "evaluation",
-}
-"""what a kind of work is in the paper's Figure 1; `kind_of` knows the rest"""
 
 NUMBERS = {"inference": "1", "simulation": "2", "update": "3", "priorities": "4"}
 """by which the paper calls them"""
@@ -84,11 +66,17 @@ class Track:
         spent = np.bincount(self.key, self.end - self.begin, len(self.keys))
         return {key: float(s) for key, s in zip(self.keys, spent, strict=True) if s > 0}
 
+    def updates(self) -> Array:
+        """Which of its events are updates."""
+        parts = [key.partition("/") for key in self.keys]
+        made = [role_kind(role).activity(work).phase == UPDATING for role, _, work in parts]
+        return np.flatnonzero(np.array(made, np.bool_)[self.key])
+
 
 def kind_of(key: str) -> str:
     """What the paper's Figure 1 would call an event, or "wait", or "other"."""
-    kind = key.partition("/")[2]
-    return "wait" if kind.startswith(WAIT) else KINDS.get(kind, "other")
+    role, _, kind = key.partition("/")
+    return "wait" if kind.startswith(WAIT) else in_picture(role, kind)
 
 
 class Ring:
@@ -331,9 +319,8 @@ def _checked(path: Path, data: bytes) -> dict[str, Any]:
     return header
 
 
-def _place(host: str) -> tuple[str, int, int]:
+def _place(host: str) -> tuple[int, int, int]:
     """By group, then as data flow, then by number."""
-    group, _, name = host.rpartition(".")
-    kind, _, index = name.partition("-")
-    order = ("server", "actor", "buffer", "learner", "evaluator")
-    return group, order.index(kind) if kind in order else 0, int(index or 0)
+    name = parse_role(host)
+    group = -1 if name.group is None else name.group
+    return group, list(KINDS).index(name.kind) if name.kind in KINDS else 0, name.index

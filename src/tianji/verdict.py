@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tianji.flow import GAIN, LEAST, Flow
+from tianji.role_names import SERIAL, WORKER, by_flow, role_kind
 
 SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
     "sample-bound", "train-bound", "communication-bound", "balanced",
@@ -146,13 +147,15 @@ def judge(time: Time, setting: Setting | None = None) -> Verdict | None:
     passes them on: unless it has no time left, the other side is whom one waits for.
     """
     setting = setting or Setting()
-    for name in ("serial", "worker"):
-        if name in time:
-            return _in_one(name, time[name], setting)
-    shares = {role: _normal(kinds) for role, kinds in time.items()}
-    if not all(shares.get(role) for role in ("actor", "buffer", "learner")):
-        return None
-    return _apart(shares, setting)
+    if name := alone(time):
+        return _in_one(name, time[name], setting)
+    shares = {role: found for role, kinds in time.items() if (found := _normal(kinds))}
+    return _apart(shares, setting) if len(by_flow(shares)) == 3 else None
+
+
+def alone(time: Time) -> str | None:
+    """The kind of host that does all in turn, if there is one."""
+    return next((host for host in (SERIAL, WORKER) if host in time), None)
 
 
 def _normal(kinds: Mapping[str, float]) -> dict[str, float]:
@@ -177,27 +180,33 @@ def busy(kind: str, kinds: Mapping[str, float]) -> float | None:
     shares = _normal(kinds)
     if not shares:
         return None
-    own = {"actor": "wait_server", "learner": "wait_group"}.get(kind, "")
-    return 1.0 - _waits(shares) + shares.get(own, 0.0)
+    return 1.0 - _waits(shares) + _own_waits(kind, shares)
+
+
+def _own_waits(kind: str, shares: Mapping[str, float]) -> float:
+    """Share of waiting that is a part of a kind's work."""
+    return sum(shares.get(wait, 0.0) for wait in role_kind(kind).works_on)
 
 
 def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdict:
     """Each role has a host of its own."""
     work = {role: 1.0 - _waits(kinds) for role, kinds in shares.items()}
-    actor, learner = shares["actor"], shares["learner"]
-    on_server, on_groups = actor.get("wait_server", 0.0), learner.get("wait_group", 0.0)
-    mean = work["actor"] + on_server
+    own = by_flow({role: _own_waits(role, kinds) for role, kinds in shares.items()})
+    on_server, on_groups = own["produced"], own["consumed"]
+    sides = by_flow(work)
+    acting, receiving, learning = sides["produced"], sides["received"], sides["consumed"]
+    mean = acting + on_server
     held_up = setting.ordered and setting.busiest > mean / EVEN
     busiest = min(1.0, setting.busiest) if held_up else mean
     flow = Flow(
         actors=max(LEAST, busiest),
-        learner=max(LEAST, work["learner"] + on_groups),
-        buffer=max(LEAST, work["buffer"]),
+        learner=max(LEAST, learning + on_groups),
+        buffer=max(LEAST, receiving),
         turns=setting.turns,
     )
     kind = _kind(flow)
-    busy = {"produced": mean, "received": work["buffer"], "consumed": work["learner"]}
-    if kind == TRAIN and on_groups > work["learner"]:
+    busy = {"produced": mean, "received": receiving, "consumed": learning}
+    if kind == TRAIN and on_groups > learning:
         kind = COMMUNICATION
         text = f"learners wait {_percent(on_groups)} for other groups"
     elif flow.buffer >= max(flow.actors, flow.learner):
@@ -205,26 +214,26 @@ def _apart(shares: Mapping[str, Mapping[str, float]], setting: Setting) -> Verdi
     elif setting.turns:
         text = (
             f"lead 0, each waits for the other: actors {_percent(mean)} busy, learner "
-            f"{_percent(work['learner'])} busy"
+            f"{_percent(learning)} busy"
         )
     elif kind == BALANCED:
-        text = f"learner {_percent(work['learner'])} busy; actors {_percent(mean)} busy"
+        text = f"learner {_percent(learning)} busy; actors {_percent(mean)} busy"
     elif kind == COMMUNICATION:
         text = (
-            f"nobody is busy: actors {_percent(mean)}, buffer {_percent(work['buffer'])}, learner "
-            f"{_percent(work['learner'])}: time goes by between them"
+            f"nobody is busy: actors {_percent(mean)}, buffer {_percent(receiving)}, learner "
+            f"{_percent(learning)}: time goes by between them"
         )
-    elif kind == SAMPLE and on_server > 0.5 * (1.0 - work["actor"]):
+    elif kind == SAMPLE and on_server > 0.5 * (1.0 - acting):
         served = f"server {_percent(work['server'])} busy; " if "server" in work else ""
         text = f"{served}actors blocked {_percent(on_server)} on server"
     elif kind == SAMPLE and held_up:
         text = f"one actor {_percent(busiest)} busy, {_percent(mean)} in the mean: all wait for it"
     elif kind == SAMPLE:
-        blocked = _percent(1.0 - work["learner"])
+        blocked = _percent(1.0 - learning)
         text = f"actors {_percent(mean)} busy; learner blocked {blocked} on actors"
     else:
-        blocked = _percent(_waits(actor))
-        text = f"learner {_percent(work['learner'])} busy; actors blocked {blocked} on learner"
+        blocked = _percent(1.0 - acting)
+        text = f"learner {_percent(learning)} busy; actors blocked {blocked} on learner"
     advice = tuple(_advice(_crowded(flow, setting), setting, mean))
     return Verdict(kind, _with_silent(text, setting), advice, busy)
 
@@ -297,9 +306,10 @@ def _in_one(name: str, time: Mapping[str, float], setting: Setting) -> Verdict |
     if not shares:
         return None
     roles = {role: sum(kinds.values()) for role, kinds in by_role(shares).items()}
-    acting, learning = roles.get("actor", 0.0), roles.get("learner", 0.0)
-    receiving = roles.get("buffer", 0.0) + roles.get("driver", 0.0)
-    flow = Flow(max(LEAST, acting), max(LEAST, learning), max(LEAST, receiving), turns=True)
+    sides = dict.fromkeys(("produced", "received", "consumed"), 0.0) | by_flow(roles)
+    acting, receiving, learning = sides["produced"], sides["received"], sides["consumed"]
+    passing = receiving + roles.get("driver", 0.0)
+    flow = Flow(max(LEAST, acting), max(LEAST, learning), max(LEAST, passing), turns=True)
     kinds: dict[str, float] = {}
     for key, share in shares.items():
         kind = key.partition("/")[2] or key
@@ -307,18 +317,17 @@ def _in_one(name: str, time: Mapping[str, float], setting: Setting) -> Verdict |
     most = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
     told = ", ".join(f"{kind} {_percent(kinds[kind])}" for kind in most if kinds[kind] >= 0.05)
     advice = []
-    if name == "serial" and setting.available > 1 and not setting.planned:
+    if name == SERIAL and setting.available > 1 and not setting.planned:
         beside = min(setting.actors, setting.available - 1)
-        other = acting / beside + roles.get("buffer", 0.0)
+        other = acting / beside + receiving
         gain = EFFICIENCY / max(learning, other, LEAST) - 1.0
         if gain > GAIN:
             advice.append(
                 f'processes, scale.engine = "local" with scale.relax = "tianji", = {_more(gain)}'
             )
-    where = "one process" if name == "serial" else "each worker"
-    busy = {"produced": acting, "received": roles.get("buffer", 0.0), "consumed": learning}
+    where = "one process" if name == SERIAL else "each worker"
     text = _with_silent(f"{where}: {told}", setting)
-    return Verdict(_kind_in_one(flow), text, tuple(advice), busy)
+    return Verdict(_kind_in_one(flow), text, tuple(advice), sides)
 
 
 def _kind_in_one(flow: Flow) -> str:

@@ -16,6 +16,7 @@ from tianji.env import Factory, TimeStep, register_env
 from tianji.envs.toy import Identity
 from tianji.errors import Refusal
 from tianji.role import State, generator_state, load_generator_state
+from tianji.role_names import parse_role
 from tianji.types import Array, Leaves
 
 KINDS = ("raises", "hangs", "segfaults", "nans", "slows")
@@ -92,7 +93,7 @@ class FaultEnv(Identity):
         self._refuse()
         role = host_role()
         self._role = role or "here"
-        self._meant = not only or only in (role, role.partition("-")[0])
+        self._meant = not only or only in (role, parse_role(role).kind)
         self._chance = np.random.default_rng()
         self._steps = 0
 

@@ -9,6 +9,7 @@ from tianji import trace
 from tianji.compare import Comparison, Entry
 from tianji.errors import Refusal
 from tianji.history import History
+from tianji.role_names import role_kind
 from tianji.view import charts, timeline
 from tianji.view.charts import Axis, Series
 from tianji.view.report import newest, page, table
@@ -129,7 +130,7 @@ def _time(comparison: Comparison) -> str:
         if entry.verdict:
             parts.append(f'<p class="soft">{escape(entry.verdict)}</p>')
         for host, shares in entry.time.items():
-            if host in ("buffer", "evaluator"):
+            if role_kind(host).flow == "received" or role_kind(host).beside:
                 continue
             entries = bar(host, shares)
             told = ", ".join(f"{name} {figure}" for _, _, name, figure in entries)

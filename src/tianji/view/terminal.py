@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from tianji.role_names import KINDS
 from tianji.verdict import Verdict, by_role
 from tianji.view.status import Status, View, duration, human, number, percent
 
@@ -277,7 +278,7 @@ def _time_lines(
         lines += [Text.assemble(("time      ", "cyan"), bar), Text(" " * 10).append(legend)]
         return lines
     roles = by_role(util)
-    loop = [role for role in ("actor", "buffer", "learner") if role in roles]
+    loop = [role for role, kind in KINDS.items() if kind.flow and role in roles]
     for role in loop if len(loop) == 3 else list(roles)[:3]:
         bar, legend = _bar_and_legend(roles[role], BAR, room - BAR - 12, color)
         lines.append(Text.assemble((f"{role:<9.9} ", "cyan"), bar, "  ", legend))

@@ -2,7 +2,6 @@
 "use strict";
 
 const AXIS = 22, EDGE = 4, ROW = 24, BETWEEN = 6, LABEL = 14, NARROW = 560, FONT = "12px system-ui, sans-serif";
-const ORDER = ["server", "actor", "buffer", "learner", "evaluator", "run"];  // as data flow
 const LEAST = 2e-6;  // seconds that are shown at least
 
 const all = [];
@@ -67,6 +66,7 @@ class Timeline {
     this.part = part;
     this.section = part.closest(".tj-timeline");
     this.leader = all.find(t => t.section === this.section) || this;  // who has what they share
+    this.order = content.roles;  // as data flow
     this.kinds = content.kinds;
     this.labels = content.labels;
     this.numbers = content.numbers;
@@ -93,7 +93,7 @@ class Timeline {
 
   addRows(track) {
     const roles = [...new Set(track.keys.map(roleOf))];
-    roles.sort((a, b) => ORDER.indexOf(a) - ORDER.indexOf(b));
+    roles.sort((a, b) => this.order.indexOf(a) - this.order.indexOf(b));
     track.rowOf = track.keys.map(key => this.rows.length + roles.indexOf(roleOf(key)));
     track.first = this.rows.length;
     track.count = roles.length;

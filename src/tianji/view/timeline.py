@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tianji.role_names import KINDS
 from tianji.trace import NUMBERS, Track, kind_of
-from tianji.types import Array
 
 UNIT = 1e-7
 """seconds of one unit of the durations in a page"""
@@ -105,7 +105,7 @@ def home(tracks: Sequence[Track]) -> tuple[float, float]:
         begin, end = min(t.begin[0] for t in full), max(t.end[-1] for t in full)
     middle = (begin + end) / 2
     for track in full:
-        ends = _update_ends(track)
+        ends = track.end[track.updates()]
         ends = ends[(ends >= begin) & (ends <= end)]
         if len(ends) >= 2:
             first = int(np.searchsorted(ends, middle)) - SHOWN // 2
@@ -117,17 +117,12 @@ def home(tracks: Sequence[Track]) -> tuple[float, float]:
     return float(middle - tenth), float(middle + tenth)
 
 
-def _update_ends(track: Track) -> Array:
-    names = [i for i, key in enumerate(track.keys) if key == "learner/update"]
-    ends: Array = track.end[np.isin(track.key, names)]
-    return ends
-
-
 def _content(tracks: Sequence[Track]) -> dict[str, Any]:
     return {
         "home": home(tracks),
         "unit": UNIT,
         "gap": GAP,
+        "roles": [*KINDS, "run"],
         "kinds": list(LEGEND),
         "labels": list(LEGEND.values()),
         "numbers": [NUMBERS.get(kind, "") for kind in LEGEND],

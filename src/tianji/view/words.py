@@ -10,6 +10,7 @@ from tianji.against import Planned
 from tianji.critical import waits_for
 from tianji.explain import FLOWS, Explained
 from tianji.plan import Choice
+from tianji.role_names import SERIAL, WORKER, by_flow, role_kind
 from tianji.view import charts
 from tianji.view.status import duration, human, number
 
@@ -25,7 +26,6 @@ COLOR = {
     "receive": "c7",
     "serve": "c5",
     "push": "c5",
-    "publish": "c5",
     "ask": "c5",
     "mix": "c6",
     "grant": "c6",
@@ -34,7 +34,8 @@ COLOR = {
 }
 """of kinds of work, as in the timeline; others have the last"""
 
-WAITS = {"buffer": "w1", "learner": "w2", "actor": "w3"}
+WAITS = {"received": "w1", "consumed": "w2", "produced": "w3"}
+"""of waits for those through whom steps pass; others have the last"""
 
 
 def facts(run: Explained) -> list[tuple[str, str]]:
@@ -107,7 +108,7 @@ def bar(host: str, shares: Mapping[str, float]) -> list[tuple[str, float, str, s
 
 def color(kind: str) -> str:
     if whom := waits_for(kind):
-        return WAITS.get(whom, "w4")
+        return WAITS.get(role_kind(whom).flow, "w4")
     return COLOR.get(kind.rpartition("/")[2], "c8")
 
 
@@ -119,17 +120,18 @@ def kind_words(kind: str) -> str:
 
 
 def host_words(host: str) -> str:
-    return {"serial": "one process", "actor": "actors, mean", "worker": "workers, mean"}.get(
-        host, host
-    )
+    if host == SERIAL:
+        return "one process"
+    return f"{host}s, mean" if host == WORKER or role_kind(host).numbered else host
 
 
 def critical(run: Explained) -> list[str]:
     """Who bounds an update, and whom the learner waited for."""
     cycle = run.cycle
     assert cycle is not None
-    if len(cycle.parts.keys() - {"evaluator"}) == 1:
-        host = next(iter(cycle.parts))
+    loop = [host for host in cycle.parts if not role_kind(host).beside]
+    if len(loop) == 1:
+        host = loop[0]
         most = max(cycle.phases.items(), key=lambda item: item[1], default=("nothing", 0.0))
         return [
             f"An update's cycle takes {milliseconds(cycle.seconds)}. "
@@ -144,19 +146,20 @@ def critical(run: Explained) -> list[str]:
         f"An update's cycle takes {milliseconds(cycle.seconds)}. Busiest in it is the "
         f"{cycle.bound}: its work bounds the cycle. Busy, of the cycle: {busy}."
     ]
+    sides = by_flow(cycle.parts)
     waits = {
         waits_for(kind): seconds
-        for kind, seconds in cycle.parts.get("learner", {}).items()
+        for kind, seconds in sides.get("consumed", {}).items()
         if waits_for(kind)
     }
     if waits:
         told = ", ".join(f"{milliseconds(s)} for {whom}" for whom, s in waits.items())
         text = f"The learner waited {told}."
-        if "buffer" in waits and "buffer" in cycle.parts:
+        if "received" in by_flow(waits) and "received" in sides:
             back = {
                 waits_for(kind): seconds
-                for kind, seconds in cycle.parts["buffer"].items()
-                if waits_for(kind) in ("actor", "learner")
+                for kind, seconds in sides["received"].items()
+                if role_kind(waits_for(kind)).flow
             }
             behind = " and ".join(f"{milliseconds(s)} for {whom}" for whom, s in back.items())
             if behind:
