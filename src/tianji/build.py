@@ -119,7 +119,9 @@ class Assembly:
                 return self.buffer(transport)
             case "learner":
                 return self.learner(transport, name.index, team, shared)
-        return self.evaluator(transport)
+            case "evaluator":
+                return self.evaluator(transport)
+        return MAKERS[name.kind](self, name, transport)
 
     def store(self, transport: Transport) -> Store:
         lanes = tuple(transport.memory(lane) for lane in self.lanes)
@@ -260,6 +262,10 @@ class Assembly:
             seed=int(generator(self.spec.seed, "eval_env").integers(2**31)),
             make=self.make,
         )
+
+
+MAKERS: dict[str, Callable[[Assembly, RoleName, Transport], Role]] = {}
+"""what makes roles that are not ours, by their kind"""
 
 
 def _incomplete(part: Any, method: str) -> Refusal:

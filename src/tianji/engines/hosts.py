@@ -112,6 +112,11 @@ class Host:
         return any(role.of.steps_envs for role in self.roles)
 
     @property
+    def checkpointed(self) -> bool:
+        """Is it part of what a resumed run goes on from?"""
+        return any(role.of.checkpointed for role in self.roles)
+
+    @property
     def beside(self) -> bool:
         """Does it work beside the loop, as no part of the run's future?"""
         return all(role.of.beside for role in self.roles)

@@ -352,8 +352,8 @@ class LocalEngine:
         return [] if self._hosts is None else self._hosts.by_name.values()
 
     def _loop_hosts(self) -> list[Host]:
-        """All but the evaluator, which is no part of the run's future."""
-        return [host for host in self._all() if not host.beside]
+        """All that the run's future depends on: not the evaluator."""
+        return [host for host in self._all() if host.checkpointed]
 
     def _leaders(self) -> list[Host]:
         return [host for host in self._all() if host.leads]
