@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import tianji
 from tianji import Refusal
-from tianji.engines import local
 from tianji.flow import Flow
 from tianji.folder import read_plan
 from tianji.verdict import (
@@ -396,14 +395,14 @@ def test_a_planted_bottleneck_is_found(kind, overrides, tmp_path):
 def test_a_run_in_processes_is_judged_with_the_slack_of_its_plan(
     plan, slack, tmp_path, monkeypatch
 ):
-    seen, load = [], local.LocalEngine.load
+    seen = []
 
-    def looked_at(engine, seconds):
-        seen.append(load(engine, seconds))
-        return seen[-1]
+    def judged(time, setting):
+        seen.append((time, setting))
+        return judge(time, setting)
 
-    monkeypatch.setattr(local.LocalEngine, "load", looked_at)
-    monkeypatch.setattr(local, "read_plan", lambda folder: plan)
+    monkeypatch.setattr("tianji.run.judge", judged)
+    monkeypatch.setattr("tianji.run.read_plan", lambda folder: plan)
     planted(tmp_path, "stop.seconds=0.5")
     assert {setting.slack for _, setting in seen} == {slack}
 

@@ -43,6 +43,7 @@ from tianji.folder import (
     locked,
     make_folder,
     read_json,
+    read_plan,
     rewrite_config,
     run_folder,
     save_batch,
@@ -342,6 +343,7 @@ class _Run:
         self._resumed: str | None = None
         self._evaluated: float | None = None
         """mean return of the last evaluation"""
+        self._plan = read_plan(folder)
         self._start_s = 0.0
         self._unsaved = self._lost = 0
         self._planned = planned
@@ -471,10 +473,7 @@ class _Run:
             parts = self._engine.rescue(RESCUE)
         for event in self._engine.heard():
             self._note(event)
-        if isinstance(error, NonFinite):
-            save_batch(self._folder / NONFINITE, batch_arrays(error.batch))
-        elif error.batch:
-            save_batch(self._folder / NONFINITE, error.batch)
+        self._keep_batch(error)
         if parts is None:
             parts, source = self._newest_checkpoint()
         counts = self._engine.counts()
@@ -545,8 +544,7 @@ class _Run:
 
     def _setting(self, usage: Usage) -> Setting:
         """What a verdict depends on beside where the time went."""
-        scale, relax, plan = self._config.scale, self._engine.setup.relax, self._planned or {}
-        alone = scale.engine == "serial"
+        scale, relax = self._config.scale, self._engine.setup.relax
         return Setting(
             actors=max(1, round(usage.active)),
             groups=scale.groups,
@@ -554,13 +552,13 @@ class _Run:
             available=cores(),
             places=max(1, usage.places),
             crowd=usage.crowd,
-            turns=relax.lead == 0 or alone,
+            turns=relax.lead == 0,
             grows=self._config.algorithm.on_policy,
             ordered=relax.late == "wait",
             busiest=usage.busiest,
-            scaling=scaling_of(plan),
-            planned=alone and bool(plan),
-            slack=SLACK if plan and not alone else 0.0,
+            scaling=scaling_of(self._plan),
+            planned=bool(self._plan),
+            slack=SLACK if self._plan else 0.0,
             rebalances=scale.rebalance,
             silent=usage.silent,
         )
@@ -720,13 +718,17 @@ class _Run:
         about: State = {"status": status, "error": type(error).__name__, "message": str(error)}
         about |= {"run_dir": str(self._folder), "failure": fault.then("the run ended").tree()}
         write_json(self._folder / "result.json", about)
-        if isinstance(error, NonFinite):
-            path = self._folder / NONFINITE
-            if save_batch(path, batch_arrays(error.batch)):
-                self._recorder.event(f"the batch is saved in {path}")
-        elif isinstance(error, Failure):
+        if self._keep_batch(error):
+            self._recorder.event(f"the batch is saved in {self._folder / NONFINITE}")
+        if isinstance(error, Failure) and not isinstance(error, NonFinite):
             self._rescue(RESCUE)
         self._recorder.event(f"failed; the log is {self._folder / 'log.txt'}")
+
+    def _keep_batch(self, error: BaseException) -> bool:
+        """Save what an update failed with that is not finite; False where there is no such."""
+        batch = batch_arrays(error.batch) if isinstance(error, NonFinite) else {}
+        batch = error.batch if isinstance(error, HostFailed) else batch
+        return bool(batch) and save_batch(self._folder / NONFINITE, batch)
 
     def _caught(self, number: int) -> None:
         if self._signal is not None and number == signal.SIGINT:

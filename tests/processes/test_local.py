@@ -45,8 +45,7 @@ def test_processes_learn_exactly_what_one_process_learns(config, relax, actors, 
     assert learnt(local) == learnt(serial)
 
 
-def test_rollouts_that_the_launcher_has_allocated_are_not_refused_by_hosts(tmp_path, monkeypatch):
-    monkeypatch.setenv("TIANJI_TEST_LAUNCHER", str(os.getpid()))
+def test_rollouts_that_the_launcher_has_allocated_are_not_refused_by_hosts(tmp_path):
     config = {**PPO, "env": CHAIN | {"imports": ["full_memory"]}}
     assert train(config, tmp_path, LOCAL).updates == 8
 

@@ -158,8 +158,9 @@ class LocalEngine:
 
     def start(self, folder: Path) -> None:
         self._folder = folder
-        for inside in ("logs", trace.TRACE):
-            (folder / inside).mkdir(exist_ok=True)
+        (folder / "logs").mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # said where the files in it are opened
+            (folder / trace.TRACE).mkdir(exist_ok=True)
         scale, hosts = self._config.scale, self.graph.hosts
         placed = placements(
             hosts, core_order(), scale.cores, scale.pin, scale.env_threads, scale.device
