@@ -25,7 +25,7 @@ from tianji.envs.toy import Toy
 from tianji.learner import UPDATE
 from tianji.store import Fresh, Replay
 from tianji.testing.algorithm import config_for, run_updates
-from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, sha256
+from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, floats, sha256
 
 UPDATES = 8
 """that a run must reach, unless it says otherwise"""
@@ -92,7 +92,8 @@ class Hashing:
         return {}
 
     def params(self, version):
-        return Params(MarkedPolicy.shapes, np.array([self._hash % 100], np.float32))
+        w = np.array([self._hash % 100], np.float32)
+        return Params(floats(MarkedPolicy.shapes), w.view(np.uint8))
 
     def finite(self):
         return True

@@ -26,7 +26,7 @@ from tianji.role_names import RoleName
 from tianji.server import INFER, NO_VERSION, Remote, Server, answers_layout, asks_layout
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.transports.memory import Memory
-from tianji.types import VERSION, Params, leaf, sha256
+from tianji.types import VERSION, Params, floats, leaf, sha256
 
 OBSERVATION = {"obs": leaf((2,), np.float32)}
 EXTRAS = {"version": leaf((), np.int64), "batch": leaf((), np.int64)}
@@ -94,7 +94,9 @@ class Counted(Once):
 
     def trainer(self, spec):
         trainer = super().trainer(spec)
-        trainer.params = lambda version: Params(Counting.shapes, np.array([version], np.float32))
+        trainer.params = lambda version: Params(
+            floats(Counting.shapes), np.array([version], np.float32).view(np.uint8)
+        )
         return trainer
 
 

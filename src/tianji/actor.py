@@ -29,6 +29,7 @@ from tianji.types import (
     Leaves,
     Params,
     Rollout,
+    floats,
 )
 
 LOAD, INFER, SIMULATE = Did("load"), Did("infer"), Did("simulate")
@@ -99,7 +100,7 @@ class Actor:
         self._behind = behind
         self._send = send
         self._rng = rng
-        self._params = Params(policy.shapes)
+        self._params = Params(floats(policy.shapes))
         self._version = -1
         self._frames = env.spec.frames
         self._shapes = {name: leaf.shape for name, leaf in env.spec.observation.items()}
@@ -145,7 +146,7 @@ class Actor:
             "gap": self._gap,
             "t": self._parts[0].t if self._rollout is not None else self._half,
             "version": self._version,
-            "params": self._params.flat.copy(),
+            "params": self._params.buffer.copy(),
             "rng": generator_state(self._rng),
             "ledger": self._ledger.state(),
         }
@@ -173,7 +174,7 @@ class Actor:
         assert self._restorable is not None
         self._restorable.load_state(state["env"])
         self._gap, self._version = state["gap"], state["version"]
-        np.copyto(self._params.flat, state["params"])
+        np.copyto(self._params.buffer, state["params"])
         if self._version >= 0:
             self._policy.load(self._params)
         self._ledger.load_state(state["ledger"])

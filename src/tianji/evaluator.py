@@ -14,7 +14,7 @@ from tianji.fault import Fault, raised
 from tianji.ledger import Ledger
 from tianji.role import Did, State
 from tianji.role_names import RoleName
-from tianji.types import EPISODE, Array, Leaves, Params
+from tianji.types import EPISODE, Array, Leaves, Params, floats
 
 REBUILD = Did("rebuild")
 LOAD, EVALUATE, EVALUATED = Did("load"), Did("evaluate"), Did("evaluated")
@@ -94,7 +94,7 @@ class Evaluator:
         self._snapshots = snapshots
         self._episodes = episodes
         self._seed = seed
-        self._params = Params(policy.shapes)
+        self._params = Params(floats(policy.shapes))
         self._running: Evaluation | None = None
         self._again = False
         """has the evaluation of this version not ended? Then it is restarted where it must be"""

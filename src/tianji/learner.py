@@ -207,7 +207,8 @@ class Learner:
     def policy_state(self) -> State:
         """What acting with the newest version needs, apart from all else."""
         params = self._trainer.params(self._computed)
-        return {"version": self._computed, "params": {k: v.copy() for k, v in params.items()}}
+        own = {k: v.copy() for k, v in params.items() if not params.layout[k].tied}
+        return {"version": self._computed, "params": own}
 
     def networks(self) -> dict[str, Array]:
         return self._trainer.networks()

@@ -12,7 +12,7 @@ from tianji.algorithm import Decision, Policy, restart
 from tianji.channel import Inbox, Outbox, Slot, Subscriber
 from tianji.role import Did, State, generator_state, load_generator_state
 from tianji.role_names import RoleName
-from tianji.types import Array, Layout, Leaf, Leaves, Params, leaf
+from tianji.types import Array, Layout, Leaf, Leaves, Params, floats, leaf
 
 GRANT, RECEIVE, LOAD, INFER = Did("grant"), Did("receive"), Did("load"), Did("infer")
 NO_ASK, NO_VERSION = Did(waits="actor"), Did(waits="learner")
@@ -78,7 +78,7 @@ class Server:
         """asks in a batch"""
         self._max_wait = max_wait
         self._clock = clock
-        self._params = Params(policy.shapes)
+        self._params = Params(floats(policy.shapes))
         self._recurrent = [policy.initial(envs) for _ in asks]
         self._waiting: deque[_Asked] = deque()
         self._granted = False
