@@ -1,5 +1,7 @@
 """Transports within one process, by the public checker, and a checker that can fail."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -79,6 +81,23 @@ class Shared(Memory):
         return subscriber
 
 
+class TornLease(Memory):
+    """Says of every lease that it is whole."""
+
+    def subscriber(self, conduit, index=0):
+        subscriber = super().subscriber(conduit, index)
+        lease = subscriber.lease
+
+        def torn(than):
+            found = lease(than)
+            return found and SimpleNamespace(
+                version=found.version, params=found.params, give_back=lambda: True
+            )
+
+        subscriber.lease = torn
+        return subscriber
+
+
 class InTurn(Broken):
     """Grants slots in turn, whichever was released: what design.md section 6 warns of."""
 
@@ -146,6 +165,7 @@ FLAWS = {
     Reversed: "lost, doubled or moved|with tag",
     Stale: "see the newest",
     Shared: "see the newest",
+    TornLease: "given back as whole",
     InTurn: "granted too early|lost, doubled or moved",
     LosesTheLast: "not offered to the receiver",
     ForgetsGrants: "out must count",

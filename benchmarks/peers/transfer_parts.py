@@ -16,7 +16,7 @@ from transfer_tianji import conduit_of, use_of
 
 from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 LAPS = 40
 
@@ -73,7 +73,7 @@ def probe_ns(calls: int = 200_000) -> float:
     policy = Conduit("policy", "newest", {"w": leaf((1000,), np.float32)})
     subscriber = transport.subscriber(policy)
     publisher = transport.publisher(policy)
-    out, seen = np.zeros(1000, np.float32), range(calls)
+    out, seen = Params(policy.layout), range(calls)
     publisher.push(3, out)
     newest = subscriber.probe(-1, out)
     probe = subscriber.probe

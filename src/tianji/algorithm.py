@@ -194,6 +194,15 @@ class Acting(Protocol):
         """As a policy's; or what was done instead, or is waited for: then call it again."""
 
 
+@runtime_checkable
+class Copying(Protocol):
+    """A policy that says whether it copies in `load`. Where it does, it is given the memory of the
+    sender, and called again where that was overwritten meanwhile: nothing else is copied. An actor
+    then has no params to save, so that it goes on from a reset after a restart."""
+
+    copies: bool
+
+
 def restart(policy: Acting, state: Leaves, ended: Array) -> None:
     """Begin the recurrent state of these envs anew, in place."""
     if state and ended.any():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tianji.types import Array, Layout, Leaves
+from tianji.types import Array, Layout, Leaves, Params, packed
 
 Kind = Literal["lane", "queue", "newest", "memory"]
 """An actor's time ring; first in first out; only the newest of versioned values; no messages at
@@ -38,6 +38,8 @@ class Conduit:
 
     @property
     def nbytes(self) -> int:
+        if self.kind == "newest":
+            return packed(self.layout)[1]
         return self.slots * sum(leaf.nbytes for leaf in self.layout.values())
 
 
@@ -139,16 +141,37 @@ class Inbox(Protocol):
 
 
 class Publisher(Protocol):
-    """The sender's end of a conduit that keeps only the newest value: a version and numbers."""
+    """The sender's end of a conduit that keeps only the newest value: a version and params."""
 
-    def push(self, version: int, flat: Array) -> None: ...
+    def push(self, version: int, params: Params) -> None: ...
+
+
+class Lease(Protocol):
+    """The newest value where it lies: nothing is copied, so the sender may overwrite it."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def params(self) -> Params:
+        """Views, to be read before it is given back."""
+
+    def give_back(self) -> bool:
+        """False: it was torn, so that what was read must be read again."""
 
 
 class Subscriber(Protocol):
     """A receiver's end of it."""
 
-    def probe(self, than: int, out: Array) -> int:
+    layout: Layout
+    leases: bool
+    """False: `lease` never gives any"""
+
+    def probe(self, than: int, out: Params) -> int:
         """Copy the newest into `out` if it is newer than `than`; the version that `out` holds."""
+
+    def lease(self, than: int) -> Lease | None:
+        """The newest, if it is newer than `than`."""
 
 
 class Transport(Protocol):

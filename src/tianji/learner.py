@@ -170,7 +170,7 @@ class Learner:
     def show_evaluator(self) -> None:
         """Let the evaluator play with the newest version."""
         assert self._evaluations is not None
-        self._evaluations.push(self.version, self._trainer.params(self.version).flat)
+        self._evaluations.push(self.version, self._trainer.params(self.version))
 
     @property
     def _computed(self) -> int:
@@ -321,7 +321,7 @@ class Learner:
     def _publish(self) -> None:
         self._unpublished = False
         if self._snapshots is not None:
-            self._snapshots.push(self.version, self._trainer.params(self.version).flat)
+            self._snapshots.push(self.version, self._trainer.params(self.version))
 
     def _finite(self, metrics: Metrics) -> Metrics:
         """The metrics of an update that is finite; of one that is not, none: it is undone."""

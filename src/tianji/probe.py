@@ -279,7 +279,7 @@ def acting(config: Config, envs: int) -> Measurement:
     transport = Memory()
     policy = config.algorithm.policy(dataclasses.replace(spec, actor=0))
     params = config.algorithm.trainer(dataclasses.replace(spec, device="cpu")).params(0)
-    transport.publisher(newest).push(0, params.flat)
+    transport.publisher(newest).push(0, params)
     actor = Actor(
         index=0,
         env=env,

@@ -12,15 +12,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tianji.channel import Conduit, End, Gone
 from tianji.testing import check_transport
+from tianji.testing.items import params_of
 from tianji.transports import shm
 from tianji.transports.shm import DESCRIPTOR, Shm
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 LAYOUT = {"x": leaf((2,), np.int64)}
 CONDUIT = Conduit("c", "lane", LAYOUT, slots=2)
@@ -175,7 +177,7 @@ class Torn(Broken):
     def subscriber(self, conduit, index=0):
         subscriber = super().subscriber(conduit, index)
         if self.between:
-            words, data = subscriber._copies.words, subscriber._copies.data
+            words, places = subscriber._copies.words, subscriber._copies.places
 
             def torn(than, out):
                 if words[shm.VERSION] <= than + 1:
@@ -183,10 +185,28 @@ class Torn(Broken):
                     return than
                 place = words[shm.LATEST]
                 version = words[shm.COPIES + 4 * place + 2]
-                np.copyto(out, data[place])
+                np.copyto(out.buffer, places[place].buffer)
                 return version
 
             subscriber.probe = torn
+        return subscriber
+
+
+class TornLease(Broken):
+    """Says of every lease that it is whole."""
+
+    def subscriber(self, conduit, index=0):
+        subscriber = super().subscriber(conduit, index)
+        if self.between:
+            lease = subscriber.lease
+
+            def torn(than):
+                found = lease(than)
+                return found and SimpleNamespace(
+                    version=found.version, params=found.params, give_back=lambda: True
+                )
+
+            subscriber.lease = torn
         return subscriber
 
 
@@ -292,6 +312,7 @@ FLAWS = {
     Loses: (10.0, "receiver: item 8 of sender 0 came where 7 of sender 0 was due"),
     Hasty: (10.0, "receiver: (an item arrived that is not whole|.*lost, doubled or moved)"),
     Torn: (20.0, "receiver .: version .* was read half"),
+    TornLease: (20.0, "receiver .: version .* was read half"),
     Sleepy: (1.0, "not finished within 1 seconds: .*wake-up was lost"),
     NeverGone: (20.0, "sender: the receiver was killed and push did not raise Gone"),
     Hoarder: (2.0, "its inbox did not say so|not finished within 2 seconds: the receiver"),
@@ -350,7 +371,7 @@ import json, socket, sys
 import numpy as np
 from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 conduits = socket.socket(fileno=int(sys.argv[1]))
 table, fds, _, _ = socket.recv_fds(conduits, 4096, 100)
@@ -358,12 +379,12 @@ conduits.close()
 transport = Shm.unpack(json.loads(table), fds)
 outbox = transport.outbox(Conduit("c", "lane", {"x": leaf((2,), np.int64)}, 2))
 snapshots = Conduit("n", "newest", {"w": leaf((3,), np.float32)}, receivers=256)
-newest, flat = transport.subscriber(snapshots, 1), np.zeros(3, np.float32)
+newest, flat = transport.subscriber(snapshots, 1), Params(snapshots.layout)
 while (version := newest.probe(6, flat)) == 6:
     transport.wait(20.0)
 while (slot := outbox.reserve()) is None:
     transport.wait(20.0)
-slot.leaf("x")[:] = version, flat.sum()
+slot.leaf("x")[:] = version, flat["w"].sum()
 outbox.push(slot)
 """
 
@@ -381,7 +402,7 @@ def test_ends_can_be_carried_to_another_program(transport):
     try:
         inbox, publisher = transport.inbox(CONDUIT), transport.publisher(NEWEST)
         inbox.grant(0)
-        publisher.push(7, np.full(3, 2, np.float32))
+        publisher.push(7, params_of(NEWEST, 2))
         deadline = time.monotonic() + 20
         while (slot := inbox.probe()) is None:
             assert time.monotonic() < deadline
@@ -413,8 +434,8 @@ def everything(transport):
     subscriber, publisher = transport.subscriber(NEWEST), transport.publisher(NEWEST)
     inbox.grant(0)
     outbox.push(outbox.reserve())
-    publisher.push(0, np.ones(3, np.float32))
-    out = np.zeros(3, np.float32)
+    publisher.push(0, params_of(NEWEST, 1))
+    out = Params(NEWEST.layout)
     assert inbox.probe().tag == subscriber.probe(-1, out) == 0
     return outbox, inbox, subscriber, publisher
 
@@ -457,12 +478,12 @@ def test_an_array_outlives_the_transport_it_came_from():
 def test_a_role_that_waits_burns_nothing(transport):
     transport.open(CONDUIT)
     transport.open(NEWEST)
-    transport.publisher(NEWEST).push(0, np.ones(3, np.float32))
+    transport.publisher(NEWEST).push(0, params_of(NEWEST, 1))
 
     def idle():
         transport.keep([End("c", "receive"), End("n", "receive")])
         transport.inbox(CONDUIT)
-        subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+        subscriber, out = transport.subscriber(NEWEST), Params(NEWEST.layout)
         version = subscriber.probe(-1, out)
         begin, end = time.process_time(), time.monotonic() + 1.0
         while (left := end - time.monotonic()) > 0:
@@ -483,11 +504,11 @@ def waits(transport, seconds=0.2):
 
 
 def test_a_role_sleeps_again_after_it_was_woken_by_a_version(transport):
-    subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+    subscriber, out = transport.subscriber(NEWEST), Params(NEWEST.layout)
     publisher = transport.publisher(NEWEST)
     subscriber.probe(-1, out)
     transport.wait(0.0)
-    publisher.push(0, np.ones(3, np.float32))
+    publisher.push(0, params_of(NEWEST, 1))
     assert waits(transport) < 10
 
 
@@ -566,24 +587,24 @@ def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
 
 @pytest.mark.parametrize("index", [0, 255])
 def test_every_one_of_many_receivers_is_woken(transport, index):
-    subscriber, out = transport.subscriber(MANY, index), np.zeros(3, np.float32)
+    subscriber, out = transport.subscriber(MANY, index), Params(NEWEST.layout)
     publisher = transport.publisher(NEWEST)
     assert subscriber.probe(-1, out) == -1
     transport.wait(0.0)
-    publisher.push(0, np.ones(3, np.float32))
+    publisher.push(0, params_of(NEWEST, 1))
     begin = time.monotonic()
     transport.wait(5.0)
     assert time.monotonic() - begin < 4.0
     assert subscriber.probe(-1, out) == 0
-    assert out.tolist() == [1, 1, 1]
+    assert out["w"].tolist() == [1, 1, 1]
 
 
 def test_a_version_that_comes_between_a_probe_and_a_wait_is_not_slept_over(transport):
-    subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+    subscriber, out = transport.subscriber(NEWEST), Params(NEWEST.layout)
     publisher = transport.publisher(NEWEST)
     for version in range(2):
         assert subscriber.probe(version - 1, out) == version - 1
-        publisher.push(version, np.ones(3, np.float32))
+        publisher.push(version, params_of(NEWEST, 1))
         begin = time.monotonic()
         transport.wait(5.0)
         assert time.monotonic() - begin < 4.0

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from tianji.channel import Inbox, Slot
-from tianji.types import Array, leaf
+from tianji.channel import Conduit, Inbox, Slot
+from tianji.types import Array, Params, leaf
 
 SLOTS = 3
 LAYOUT = {"head": leaf((2,), np.int64), "body": leaf((512,), np.int64)}
@@ -58,7 +58,15 @@ def reclaim(inbox: Inbox, tags: list[int], free: int) -> None:
     assert len(set(inbox.state()["free"])) == free, "slots that were reclaimed must be free again"
 
 
-def whole(version: int, seen: int, out: Array) -> None:
+def params_of(conduit: Conduit, version: int) -> Params:
+    """A version of a newest-only conduit: all its numbers are this one."""
+    params = Params(conduit.layout)
+    params.flat[:] = version
+    return params
+
+
+def whole(version: int, seen: int, params: Params) -> None:
+    out = params.flat
     assert version >= seen, f"version {version} came after version {seen}"
     assert version == seen or (out == version).all(), (
         f"version {version} was read half: it has numbers of {np.unique(out)[:3]}"

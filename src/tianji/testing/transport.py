@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tianji.channel import Conduit, Inbox, Outbox, Slot, Transport
+from tianji.channel import Conduit, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
 from tianji.testing.crossing import check_crossing
 from tianji.testing.items import (
     LAYOUT,
@@ -15,10 +15,11 @@ from tianji.testing.items import (
     fill,
     grant,
     intact,
+    params_of,
     reclaim,
 )
 from tianji.testing.renewal import check_renewal
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 TURNS = 200
 """turns for each item, after which a transport in one process is taken to have stalled"""
@@ -194,22 +195,46 @@ def _check_reclaim(make: Callable[[], Transport]) -> None:
 
 
 def _check_newest(make: Callable[[], Transport]) -> None:
-    transport, out = make(), np.zeros(5, np.float32)
-    layout = {"w": leaf((5,), np.float32)}
-    conduit = Conduit("check-newest", "newest", layout, receivers=3)
+    conduit = Conduit("check-newest", "newest", {"w": leaf((5,), np.float32)}, receivers=3)
+    transport, out = make(), Params(conduit.layout)
     try:
         subscribers = [transport.subscriber(conduit, index) for index in range(3)]
         publisher = transport.publisher(conduit)
         for subscriber in subscribers:
             assert subscriber.probe(-1, out) == -1, "nothing was pushed, so nothing can be newer"
+            assert subscriber.lease(-1) is None, "nothing was pushed, so nothing can be leased"
         for version in (0, 1, 4):
-            publisher.push(version, np.full(5, version, np.float32))
+            publisher.push(version, params_of(conduit, version))
         for subscriber in subscribers:
-            out[:] = -1
+            out.flat[:] = -1
             assert subscriber.probe(-1, out) == 4, "each receiver must see the newest version"
-            assert (out == 4).all(), "the version and its content must belong together"
-            out[:] = -1
+            assert (out.flat == 4).all(), "the version and its content must belong together"
+            out.flat[:] = -1
             assert subscriber.probe(4, out) == 4, "a version that is known already is not newer"
-            assert (out == -1).all(), "where nothing is newer, nothing must be copied"
+            assert (out.flat == -1).all(), "where nothing is newer, nothing must be copied"
+        _check_leases(conduit, publisher, subscribers)
     finally:
         transport.close()
+
+
+def _check_leases(
+    conduit: Conduit, publisher: Publisher, subscribers: Sequence[Subscriber]
+) -> None:
+    """A lease is the newest version, or is found to be torn."""
+    for subscriber in subscribers:
+        lease = subscriber.lease(3)
+        assert (lease is not None) == subscriber.leases, "a newer version was not leased"
+        assert subscriber.lease(4) is None, "a version that is known already is not newer"
+        if lease is not None:
+            assert (lease.version, lease.params["w"].tolist()) == (4, [4] * 5), (
+                "the leased version and its content must belong together"
+            )
+            assert lease.give_back(), "nothing was pushed meanwhile, so no lease can be torn"
+    torn = [lease for subscriber in subscribers if (lease := subscriber.lease(3)) is not None]
+    for version in range(5, 20):
+        publisher.push(version, params_of(conduit, version))
+    for lease in torn:
+        same = (lease.params["w"] == lease.version).all()
+        assert not lease.give_back() or same, (
+            "a lease was overwritten and given back as whole: a policy would act with a mixture"
+        )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tianji.channel import Conduit, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
-from tianji.types import Array
+from tianji.channel import Conduit, Inbox, Lease, Outbox, Publisher, Slot, Subscriber, Transport
+from tianji.types import Array, Params
 
 
 class _Pipe:
@@ -89,19 +90,42 @@ class _Pipe:
 
 
 class _Newest:
+    """All ends of a newest-only conduit; a lease of its value, too."""
+
+    leases = True
+
     def __init__(self, conduit: Conduit) -> None:
+        self.layout = conduit.layout
         self._version = -1
-        self._flat = np.zeros(conduit.nbytes // 4, np.float32)
+        self._params = Params(conduit.layout)
+        self._pushes = 0
 
-    def push(self, version: int, flat: Array) -> None:
-        np.copyto(self._flat, flat)
+    def push(self, version: int, params: Params) -> None:
+        np.copyto(self._params.buffer, params.buffer)
         self._version = version
+        self._pushes += 1
 
-    def probe(self, than: int, out: Array) -> int:
+    def probe(self, than: int, out: Params) -> int:
         if self._version > than:
-            np.copyto(out, self._flat)
+            np.copyto(out.buffer, self._params.buffer)
             return self._version
         return than
+
+    def lease(self, than: int) -> Lease | None:
+        if self._version <= than:
+            return None
+        return _Lease(self._version, self._params, self._pushes, self)
+
+
+@dataclass(frozen=True)
+class _Lease:
+    version: int
+    params: Params
+    pushes: int
+    newest: _Newest
+
+    def give_back(self) -> bool:
+        return self.newest._pushes == self.pushes
 
 
 class Memory(Transport):

@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,13 +29,14 @@ from tianji.channel import (
     End,
     Gone,
     Inbox,
+    Lease,
     Outbox,
     Publisher,
     Slot,
     Subscriber,
     Transport,
 )
-from tianji.types import Array, fence
+from tianji.types import Array, Params, fence
 
 DESCRIPTOR = struct.Struct("<qqqq")
 """slot, tag, the sender's count of descriptors, and the complement of that count"""
@@ -339,8 +341,9 @@ class _Copies:
 
     def __init__(self, file: _File, conduit: Conduit) -> None:
         self.words = file.words
-        room, size = self.room(conduit), conduit.nbytes // 4
-        self.data = [file.array(i * room, (size,), np.float32) for i in range(PLACES)]
+        self.layout, room = conduit.layout, self.room(conduit)
+        places = (file.array(i * room, (conduit.nbytes,), np.uint8) for i in range(PLACES))
+        self.places = [Params(conduit.layout, place) for place in places]
 
     @staticmethod
     def room(conduit: Conduit) -> int:
@@ -357,15 +360,16 @@ class _Publisher:
         """the event descriptor of each receiver"""
         self._count = 0
 
-    def push(self, version: int, flat: Array) -> None:
+    def push(self, version: int, params: Params) -> None:
         words, place = self._copies.words, self._count % PLACES
+        buffer = self._copies.places[place].buffer
         self._count += 1
         word = COPIES + 4 * place
         words[word] = self._count
         fence()  # large copies go past the cache: without this they could overtake the mark
-        np.copyto(self._copies.data[place], flat)
+        np.copyto(buffer, params.buffer)
         words[word + 2] = version
-        words[word + 3] = 0 if ORDERED else zlib.crc32(self._copies.data[place].data)
+        words[word + 3] = 0 if ORDERED else zlib.crc32(buffer.data)
         words[word + 1] = self._count
         words[LATEST] = place
         words[VERSION] = version + 1
@@ -376,17 +380,33 @@ class _Publisher:
                 os.eventfd_write(event, 1)
 
 
+@dataclass(frozen=True)
+class _Lease:
+    version: int
+    params: Params
+    words: memoryview
+    word: int
+    """the first one of the place"""
+    end: int
+    """what it was"""
+
+    def give_back(self) -> bool:
+        return bool(self.words[self.word] == self.end)
+
+
 class _Subscriber:
     """Copies the newest, and again where it was overwritten meanwhile."""
 
     def __init__(self, copies: _Copies, index: int, event: int) -> None:
         self.event = event
+        self.layout = copies.layout
+        self.leases = ORDERED
         self._copies = copies
         self._asleep = ASLEEP + 8 * index
         self._wants = False
         self._noticed = 0
 
-    def probe(self, than: int, out: Array) -> int:
+    def probe(self, than: int, out: Params) -> int:
         words = self._copies.words
         if words[VERSION] <= than + 1:
             self._wants = True
@@ -395,12 +415,22 @@ class _Subscriber:
             place = words[LATEST]
             word = COPIES + 4 * place
             end, version, check = words[word + 1], words[word + 2], words[word + 3]
-            np.copyto(out, self._copies.data[place])
+            np.copyto(out.buffer, self._copies.places[place].buffer)
             if not ORDERED:
                 fence()
-            if words[word] == end and (ORDERED or zlib.crc32(out.data) == check):
+            if words[word] == end and (ORDERED or zlib.crc32(out.buffer.data) == check):
                 return version if version > than else than
         raise RuntimeError("the newest version was overwritten at every try to read it")
+
+    def lease(self, than: int) -> Lease | None:
+        words = self._copies.words
+        if not ORDERED or words[VERSION] <= than + 1:
+            self._wants = True
+            return None
+        place = words[LATEST]
+        word = COPIES + 4 * place
+        end, version = words[word + 1], words[word + 2]
+        return _Lease(version, self._copies.places[place], words, word, end)
 
     def arm(self) -> bool:
         """Ask to be woken by the next version; False where there is one already."""
