@@ -102,12 +102,12 @@ class InTurn(Broken):
     """Grants slots in turn, whichever was released: what design.md section 6 warns of."""
 
     def alter(self, pipe):
-        grant, count = pipe.grant, iter(range(10_000))
+        inner, count = pipe.grant, iter(range(10_000))
 
-        def in_turn(tag):
+        def in_turn(update, grant=0):
             if pipe._free:
                 pipe._free[0] = next(count) % len(pipe.memory["head"])
-            return grant(tag)
+            return inner(update, grant)
 
         pipe.grant = in_turn
 
@@ -118,7 +118,7 @@ class LosesTheLast(Broken):
     def alter(self, pipe):
         def probe():
             slot = whole()
-            return None if slot is not None and slot.tag == 19 else slot
+            return None if slot is not None and slot.update == 19 else slot
 
         whole, pipe.probe = pipe.probe, probe
 
@@ -140,7 +140,7 @@ class ForgetsTags(Broken):
         def tagless():
             slot = probe()
             if slot is not None:
-                slot.tag = 0
+                slot.update = 0
             return slot
 
         pipe.probe = tagless
@@ -162,14 +162,14 @@ class CountsNothing(Broken):
 
 FLAWS = {
     EarlyRelease: "still in use|releases must be visible",
-    Reversed: "lost, doubled or moved|with tag",
+    Reversed: "lost, doubled or moved|with update",
     Stale: "see the newest",
     Shared: "see the newest",
     TornLease: "given back as whole",
     InTurn: "granted too early|lost, doubled or moved",
     LosesTheLast: "not offered to the receiver",
     ForgetsGrants: "out must count",
-    ForgetsTags: "with tag 0",
+    ForgetsTags: "with update 0",
     ReclaimsNothing: r"reclaim\(\) gave \[\]",
     CountsNothing: "releases must be visible",
 }
@@ -195,16 +195,16 @@ def make(request):
         transport.close()
 
 
-def test_only_the_reserved_slot_can_be_pushed(make):
+def test_only_the_slot_that_was_granted_first_can_be_pushed(make):
     outbox, inbox = make()
     inbox.grant(0)
     inbox.grant(1)
-    first = outbox.reserve()
-    assert outbox.reserve() is first
+    first = outbox.granted()[0]
+    assert outbox.granted()[0] is first
     outbox.push(first)
-    with pytest.raises(ValueError, match="reserved"):
+    with pytest.raises(ValueError, match="granted first"):
         outbox.push(first)
-    with pytest.raises(ValueError, match="reserved"):
+    with pytest.raises(ValueError, match="granted first"):
         outbox.push(inbox.slot(1))
     assert inbox.probe().index == first.index
     assert inbox.probe() is None
@@ -214,12 +214,12 @@ def test_a_conduit_goes_on_from_its_state(make):
     outbox, inbox = make()
     inbox.grant(5)
     inbox.grant(6)
-    outbox.push(outbox.reserve())
+    outbox.push(outbox.granted()[0])
     state = inbox.state()
     outbox, inbox = make()
     inbox.load_state(state)
-    assert inbox.probe().tag == 5
-    assert outbox.reserve().tag == 6
+    assert inbox.probe().update == 5
+    assert outbox.granted()[0].update == 6
     assert outbox.tag == 6
     assert not inbox.grant(7)
 
@@ -227,7 +227,7 @@ def test_a_conduit_goes_on_from_its_state(make):
 def test_a_slot_shows_the_memory_of_its_conduit(make):
     outbox, inbox = make()
     inbox.grant(0)
-    slot = outbox.reserve()
+    slot = outbox.granted()[0]
     slot.leaf("x")[:] = 3, 4
     outbox.push(slot)
     assert inbox.slot(slot.index).arrays["x"].tolist() == [3, 4]

@@ -101,6 +101,9 @@ class Hashing:
     def networks(self):
         return {"hash": np.array([self._hash])}
 
+    def fates(self):
+        return {"hash": "averaged"}
+
     def state(self):
         return {}
 
@@ -279,9 +282,9 @@ class Receiver:
     def __init__(self, inbox, lane, witness):
         self._inbox, self._lane, self._witness = inbox, lane, witness
 
-    def grant(self, tag):
+    def grant(self, *number):
         out = self._inbox.out
-        given = self._inbox.grant(tag)
+        given = self._inbox.grant(*number)
         if given:
             self._witness.grant(self._lane, self._inbox._granted[-1].index, out)
         return given

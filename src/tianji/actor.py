@@ -199,15 +199,16 @@ class Actor:
 
     def _begin(self) -> Did:
         """Take the next grant, once the version that it asks for is here."""
-        if (slot := self._rollouts.reserve()) is None:
+        if not (granted := self._rollouts.granted()):
             return NO_GRANT if self.active else INACTIVE
+        slot = granted[0]
         if self._half >= 0:
             self._open(slot)
             self._parts[0].t, self._half = self._half, -1
             return LOAD
         if self._newest.take():
             return LOAD
-        if self._follows and (self.version < 0 or self.version < slot.tag - self._behind):
+        if self._follows and (self.version < 0 or self.version < slot.update - self._behind):
             return NO_VERSION
         rollout = self._open(slot)
         for part in self._parts:
@@ -218,7 +219,7 @@ class Actor:
             self._begin_recurrent(rollout, part, part.recurrent)
         head = rollout.head
         head[VERSION], head[SOURCE], head[SEQ] = self.version, self.index, self._seq
-        head[UPDATE], head[EPISODES], head[GAP] = slot.tag, 0, self._gap
+        head[UPDATE], head[EPISODES], head[GAP] = slot.update, 0, self._gap
         self._gap, self._turn = False, 0
         return LOAD
 

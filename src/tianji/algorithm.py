@@ -226,6 +226,9 @@ class Store(Protocol):
 
     selection: Layout
     """leaves of what `choose` writes"""
+    any_order: bool
+    """may an actor push its rollouts in another order than that of their grants? Not where a lane
+    is read as a ring in time"""
     pieces: int
     """how often `choose` is called for one update"""
 

@@ -269,8 +269,9 @@ class Learner:
         """Tell the buffer what this update's steps are worth, before more are asked for. Where it
         is so far behind that there is no room, they keep what they have."""
         trainer = cast(PriorityTrainer, self._trainer)
-        if (slot := outbox.reserve()) is None:
+        if not (granted := outbox.granted()):
             return
+        slot = granted[0]
         (piece,) = self._pieces
         told = slot.arrays
         for name, array in told.items():

@@ -556,8 +556,9 @@ def channel(cores: Sequence[int]) -> Measurement:
         probes: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or not round_trips:
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(1.0)
+            slot = granted[0]
             begun = time.perf_counter()
             outbox.push(slot)
             pushes.append(time.perf_counter() - begun)
@@ -595,8 +596,8 @@ def _echo(transport: Shm, there: Conduit, back: Conduit, cores: Sequence[int]) -
                 continue
             inbox.release(slot)
             inbox.grant(0)
-            while (answer := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(1.0)
-            outbox.push(answer)
+            outbox.push(granted[0])
     finally:
         os._exit(1)

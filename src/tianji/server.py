@@ -166,8 +166,7 @@ class Server:
             self._asks[ask.actor].grant(0)
 
     def _answer(self, actor: int, action: Array, also: Leaves) -> None:
-        slot = self._answers[actor].reserve()
-        assert slot is not None, "an actor asks only where there is room for the answer"
+        slot, *_ = self._answers[actor].granted()  # an actor asks only where there is room for it
         answer = slot.arrays
         answer["action"][:] = action
         answer["version"][:] = self.version
@@ -215,8 +214,9 @@ class Remote:
         return Decision(answer["action"], begun, _under("extras.", answer), version, before)
 
     def _ask(self, observation: Leaves, restarted: Array) -> Did:
-        if (slot := self._asks.reserve()) is None:
+        if not (granted := self._asks.granted()):
             return NO_ANSWER
+        slot = granted[0]
         self._answers.grant(0)
         ask = slot.arrays
         for name, array in observation.items():

@@ -128,10 +128,10 @@ class InTurn(Broken):
         if self.between:
             grant, count = inbox.grant, iter(range(10_000))
 
-            def in_turn(tag):
+            def in_turn(update, number=0):
                 if inbox._free:
                     inbox._free[0] = next(count) % conduit.slots
-                return grant(tag)
+                return grant(update, number)
 
             inbox.grant = in_turn
         return inbox
@@ -147,27 +147,27 @@ class Loses(Broken):
 
             def lossy():
                 slot = probe()
-                return probe() if slot is not None and slot.tag == 7 else slot
+                return probe() if slot is not None and slot.update == 7 else slot
 
             inbox.probe = lossy
         return inbox
 
 
 class Hasty(Broken):
-    """Offers a slot to the receiver when it is reserved, before it is filled."""
+    """Offers a slot to the receiver when it is looked at, before it is filled."""
 
     def outbox(self, conduit):
         outbox = super().outbox(conduit)
         if self.between:
-            reserve, push = outbox.reserve, outbox.push
+            granted, push = outbox.granted, outbox.push
 
             def hasty():
-                slot = reserve()
-                if slot is not None:
+                slots = granted()[:1]
+                for slot in slots:
                     push(slot)
-                return slot
+                return slots
 
-            outbox.reserve, outbox.push = hasty, lambda slot: None
+            outbox.granted, outbox.push = hasty, lambda slot: None
         return outbox
 
 
@@ -229,7 +229,7 @@ class NeverGone(Broken):
             def quiet(slot):
                 with contextlib.suppress(Gone):
                     return push(slot)
-                outbox._granted.popleft()
+                outbox._granted.pop(0)
 
             outbox.push = quiet
         return outbox
@@ -258,7 +258,7 @@ class ForgetsGrants(Broken):
     def replace(self, table, fds):
         for (_, side), end in self._ends.items():
             if side == "receive":
-                end._send = lambda index, tag: None
+                end._send = lambda *granted: None
         super().replace(table, fds)
         for (_, side), end in self._ends.items():
             if side == "receive":
@@ -274,7 +274,7 @@ class ForgetsPushes(Broken):
                 end.drain()
                 while end._pushed:
                     slot = end._pushed.pop()
-                    end._granted.appendleft((slot.index, slot.tag))
+                    end._granted.insert(0, (slot.index, *slot.number))
         super().replace(table, fds)
 
 
@@ -350,12 +350,13 @@ def test_a_transport_that_is_broken_between_processes_is_found(broken):
 @pytest.mark.parametrize(
     ("descriptor", "error"),
     [
-        ((0, 5, 1, ~1), "descriptor 1 came where 0 was due"),
-        ((0, 5, 0, 0), "descriptor 0 came where 0 was due"),
-        ((1, 5, 0, ~0), "slot 1 was pushed"),
-        ((0, 6, 0, ~0), "slot 0 was pushed"),
+        ((0, 0, 5, 1, ~1), "descriptor 1 came where 0 was due"),
+        ((0, 0, 5, 0, 0), "descriptor 0 came where 0 was due"),
+        ((1, 0, 5, 0, ~0), "slot 1 was pushed"),
+        ((0, 0, 6, 0, ~0), "slot 0 was pushed"),
+        ((0, 1, 5, 0, ~0), "slot 0 was pushed"),
     ],
-    ids=["one is missing", "garbled", "another slot", "another tag"],
+    ids=["one is missing", "garbled", "another slot", "another update", "another grant"],
 )
 def test_a_descriptor_that_is_not_due_is_refused(transport, descriptor, error):
     inbox = transport.inbox(CONDUIT)
@@ -382,8 +383,9 @@ snapshots = Conduit("n", "newest", {"w": leaf((3,), np.float32)}, receivers=256)
 newest, flat = transport.subscriber(snapshots, 1), Params(snapshots.layout)
 while (version := newest.probe(6, flat)) == 6:
     transport.wait(20.0)
-while (slot := outbox.reserve()) is None:
+while not (granted := outbox.granted()):
     transport.wait(20.0)
+slot = granted[0]
 slot.leaf("x")[:] = version, flat["w"].sum()
 outbox.push(slot)
 """
@@ -421,11 +423,11 @@ def test_ends_can_be_carried_to_another_program(transport):
 def test_pushing_to_a_receiver_that_is_gone_raises(transport):
     outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
     inbox.grant(0)
-    slot = outbox.reserve()
+    slot = outbox.granted()[0]
     transport.keep([End("c", "send")])
     with pytest.raises(Gone):
         outbox.push(slot)
-    assert outbox.reserve() is slot
+    assert outbox.granted()[0] is slot
 
 
 def everything(transport):
@@ -433,10 +435,10 @@ def everything(transport):
     outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
     subscriber, publisher = transport.subscriber(NEWEST), transport.publisher(NEWEST)
     inbox.grant(0)
-    outbox.push(outbox.reserve())
+    outbox.push(outbox.granted()[0])
     publisher.push(0, params_of(NEWEST, 1))
     out = Params(NEWEST.layout)
-    assert inbox.probe().tag == subscriber.probe(-1, out) == 0
+    assert inbox.probe().update == subscriber.probe(-1, out) == 0
     return outbox, inbox, subscriber, publisher
 
 
@@ -533,7 +535,7 @@ def test_a_forked_role_does_not_wake_for_what_another_has_not_read(transport):
     begin = time.monotonic()
     transport.wait(5.0)
     assert time.monotonic() - begin < 4.0, "a fork took its parent's wake-ups away"
-    assert outbox.reserve() is not None
+    assert outbox.granted()
 
 
 def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
@@ -541,7 +543,7 @@ def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
     inbox.grant(0)
     assert inbox.probe() is None
     transport.wait(0.0)
-    outbox.push(outbox.reserve())
+    outbox.push(outbox.granted()[0])
     assert inbox.out == 0
     begin = time.monotonic()
     transport.wait(5.0)
@@ -549,7 +551,7 @@ def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
     begin = time.monotonic()
     transport.wait(0.1)
     assert time.monotonic() - begin > 0.05, "an item that nobody takes must not keep a role awake"
-    assert inbox.probe().tag == 0
+    assert inbox.probe().update == 0
 
 
 def test_every_slot_of_a_long_lane_can_be_out(transport):
@@ -558,9 +560,9 @@ def test_every_slot_of_a_long_lane_can_be_out(transport):
     for tag in range(3000):
         assert inbox.grant(tag)
     for _ in range(3000):
-        outbox.push(outbox.reserve())
+        outbox.push(outbox.granted()[0])
     assert inbox.out == 0
-    assert [inbox.probe().tag for _ in range(3000)] == list(range(3000))
+    assert [inbox.probe().update for _ in range(3000)] == list(range(3000))
 
 
 def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
@@ -574,9 +576,9 @@ def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
     assert granted < 40_000
     pushed = 0
     while pushed < 40_000:
-        while (slot := outbox.reserve()) is not None:
-            assert slot.tag == pushed
-            outbox.push(slot)
+        while granted_to := outbox.granted():
+            assert granted_to[0].update == pushed
+            outbox.push(granted_to[0])
             pushed += 1
         while inbox.probe() is not None:
             pass

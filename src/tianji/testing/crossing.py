@@ -116,9 +116,10 @@ def _send(
 ) -> None:
     outbox = transport.outbox(conduit)
     for number in range(items):
-        while (slot := outbox.reserve()) is None:
+        while not (granted := outbox.granted()):
             transport.wait(FOR_EVER)
-        assert slot.tag == number, f"grants came out of order: {slot.tag}, not {number}"
+        slot = granted[0]
+        assert slot.update == number, f"grants came out of order: {slot.update}, not {number}"
         assert outbox.tag >= number, "the newest tag must be visible to the sender"
         fill(slot, sender, number, rng)
         outbox.push(slot)
@@ -201,8 +202,9 @@ def _check_sender_death(
     def send() -> None:
         outbox = transport.outbox(conduit)
         while True:
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(FOR_EVER)
+            slot = granted[0]
             if moment is None and counts[1] == 2:
                 slot.leaf("head")[:] = 0, 2
                 slot.leaf("body")[:256] = content(0, 2)[:256]
@@ -234,7 +236,7 @@ def _check_sender_death(
         assert counts[1] <= probed <= counts[0], (
             f"{counts[1]} items were pushed before the sender was killed, and {probed} arrived"
         )
-        reclaim(inbox, list(range(probed, granted)), SLOTS)
+        reclaim(inbox, [(update, 0) for update in range(probed, granted)], SLOTS)
 
     parts = [
         Part("the sender", [End(conduit.name, "send")], send, dies=True),
@@ -252,8 +254,9 @@ def _check_receiver_death(
     def send() -> None:
         outbox = transport.outbox(conduit)
         for number in range(conduit.slots):
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(FOR_EVER)
+            slot = granted[0]
             fill(slot, 0, number)
             try:
                 outbox.push(slot)

@@ -38,12 +38,14 @@ def intact(slot: Slot, sender: int, number: int, probed: bool = False) -> None:
         wrong = "an item arrived that is not whole"
     assert head == [sender, number], moved
     if not probed:
-        assert slot.tag == number, f"an item came with tag {slot.tag} where {number} was due"
+        assert slot.update == number, (
+            f"an item came with update {slot.update} where {number} was due"
+        )
     assert (slot.arrays["body"] == content(sender, number)).all(), wrong
 
 
-def grant(inbox: Inbox, tag: int, used: int) -> bool:
-    given = inbox.grant(tag)
+def grant(inbox: Inbox, update: int, used: int) -> bool:
+    given = inbox.grant(update)
     if given:
         assert used < SLOTS, "a slot was granted that is still in use: its data would be lost"
     else:
@@ -51,9 +53,9 @@ def grant(inbox: Inbox, tag: int, used: int) -> bool:
     return given
 
 
-def reclaim(inbox: Inbox, tags: list[int], free: int) -> None:
+def reclaim(inbox: Inbox, numbers: list[tuple[int, int]], free: int) -> None:
     found = inbox.reclaim()
-    assert found == tags, f"grants {tags} were never pushed, and reclaim() gave {found}"
+    assert found == numbers, f"grants {numbers} were never pushed, and reclaim() gave {found}"
     assert inbox.out == 0, "what was reclaimed is no longer out"
     assert len(set(inbox.state()["free"])) == free, "slots that were reclaimed must be free again"
 

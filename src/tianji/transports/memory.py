@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tianji.channel import Conduit, Inbox, Lease, Outbox, Publisher, Slot, Subscriber, Transport
+from tianji.channel import (
+    Conduit,
+    Inbox,
+    Lease,
+    Outbox,
+    Publisher,
+    Slot,
+    Subscriber,
+    Transport,
+    check_push,
+)
 from tianji.types import Array, Params
 
 
@@ -24,8 +34,9 @@ class _Pipe:
             name: np.zeros((conduit.slots, *leaf.shape), leaf.dtype)
             for name, leaf in conduit.layout.items()
         }
+        self.ordered = conduit.ordered
         self._free = deque(range(conduit.slots))
-        self._granted: deque[Slot] = deque()
+        self._granted: list[Slot] = []
         self._pushed: deque[Slot] = deque()
         self._used = 0
         """slots that were ever granted; the rest of the memory is untouched"""
@@ -36,22 +47,22 @@ class _Pipe:
     def out(self) -> int:
         return len(self._granted)
 
-    def grant(self, tag: int) -> bool:
+    def grant(self, update: int, grant: int = 0) -> bool:
         if not self._free:
             return False
-        slot = Slot(self._free.popleft(), self.memory, tag)
+        slot = Slot(self._free.popleft(), self.memory, update, grant)
         self._used = max(self._used, slot.index + 1)
-        self.tag = tag
+        self.tag = update
         self._granted.append(slot)
         return True
 
-    def reserve(self) -> Slot | None:
-        return self._granted[0] if self._granted else None
+    def granted(self) -> Sequence[Slot]:
+        return self._granted
 
     def push(self, slot: Slot) -> None:
-        if not self._granted or slot is not self._granted[0]:
-            raise ValueError("only the slot that was reserved last can be pushed")
-        self._pushed.append(self._granted.popleft())
+        check_push(slot, self._granted, self.ordered)
+        self._granted.remove(slot)
+        self._pushed.append(slot)
 
     def probe(self) -> Slot | None:
         return self._pushed.popleft() if self._pushed else None
@@ -63,12 +74,12 @@ class _Pipe:
     def slot(self, index: int) -> Slot:
         return Slot(index, self.memory)
 
-    def reclaim(self) -> list[int]:
-        tags = [slot.tag for slot in self._granted]
+    def reclaim(self) -> list[tuple[int, int]]:
+        numbers = [slot.number for slot in self._granted]
         # To the front: slots are granted in the same order again.
         self._free.extendleft(slot.index for slot in reversed(self._granted))
         self._granted.clear()
-        return tags
+        return numbers
 
     def state(self) -> dict[str, Any]:
         return {
@@ -76,17 +87,18 @@ class _Pipe:
             "released": self.released,
             "used": self._used,
             "free": list(self._free),
-            "granted": [[slot.index, slot.tag] for slot in self._granted],
-            "pushed": [[slot.index, slot.tag] for slot in self._pushed],
+            "granted": [[slot.index, *slot.number] for slot in self._granted],
+            "pushed": [[slot.index, *slot.number] for slot in self._pushed],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.tag, self.released, self._used = state["tag"], state["released"], state["used"]
         self._free = deque(state["free"])
-        self._granted, self._pushed = (
-            deque(Slot(index, self.memory, tag) for index, tag in state[name])
+        granted, pushed = (
+            [Slot(index, self.memory, *number) for index, *number in state[name]]
             for name in ("granted", "pushed")
         )
+        self._granted, self._pushed = granted, deque(pushed)
 
 
 class _Newest:
