@@ -79,7 +79,7 @@ WALK = (
 
 BESIDE = (
     ("channel.py", None, ()),
-    ("transports/memory.py", "_Pipe", ("grant", "reserve", "push", "probe", "release")),
+    ("transports/memory.py", "_Pipe", ("grant", "granted", "push", "probe", "release")),
     ("returns.py", None, ("gae",)),
     ("corrections.py", None, ("uncorrected", "clip")),
     ("optim.py", "Optimizer", ("step", "_average", "_adam")),

@@ -13,7 +13,7 @@ from tianji.env import Discrete
 from tianji.optim import Optimizer
 from tianji.role import generator
 from tianji.store import Fresh
-from tianji.types import Params
+from tianji.types import Params, floats
 
 
 @register_algorithm("reinforce")
@@ -97,7 +97,7 @@ class Trainer:
         self._optimizer = Optimizer(
             self._modules, 0.5, team=spec.team, shared=spec.shared, gradients=spec.gradients
         )
-        self._params = Params(Policy(spec).shapes)
+        self._params = Params(floats(Policy(spec).shapes))
         self._losses, self._rows = [], 0
 
     def take(self, part):

@@ -9,7 +9,7 @@ from tianji import Refusal, register_algorithm
 from tianji.algorithm import Decision, Fraction, Positive
 from tianji.env import Discrete
 from tianji.store import Fresh
-from tianji.types import Params
+from tianji.types import Params, floats
 
 
 @register_algorithm("td0")
@@ -76,7 +76,7 @@ class Trainer:
 
     def __init__(self, hyper, spec):
         self._hyper = hyper
-        self._params = Params(Policy(spec).shapes)  # zeros
+        self._params = Params(floats(Policy(spec).shapes))  # zeros
         self._errors = []
 
     def take(self, part):  # III: samples, from simulating to learning

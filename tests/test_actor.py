@@ -19,7 +19,7 @@ from tianji.ledger import Ledger
 from tianji.role import generator
 from tianji.store import Fresh, Replay, Window
 from tianji.transports.memory import Memory
-from tianji.types import GAP, Rollout, Row, leaf, rollout_layout
+from tianji.types import GAP, Params, Rollout, Row, leaf, rollout_layout
 
 T, B, K = 5, 4, 3
 
@@ -126,7 +126,7 @@ class Acting:
         conduit = Conduit("rollouts-0", "lane", rollout_layout(row, T, B), slots)
         self.inbox = self.transport.inbox(conduit)
         self.memory = self.transport.memory(conduit)
-        self.transport.publisher(SNAPSHOTS).push(3, np.zeros(1, np.float32))
+        self.transport.publisher(SNAPSHOTS).push(3, Params(SNAPSHOTS.layout))
         self.actor = Actor(
             0, env, Counting(), self.transport.outbox(conduit),
             self.transport.subscriber(SNAPSHOTS), 0.0, generator(0, "actor"), 5,

@@ -18,7 +18,7 @@ from tianji.evaluator import REBUILD as EVALUATOR_REBUILD
 from tianji.role import generator
 from tianji.store import Replay
 from tianji.transports.memory import Memory
-from tianji.types import EPISODES, GAP, PRODUCED, STEPS, Rollout, Row, leaf, rollout_layout
+from tianji.types import EPISODES, GAP, PRODUCED, STEPS, Params, Rollout, Row, leaf, rollout_layout
 
 T, B = 6, 2
 GAMMA, LAM = 0.5, 0.25
@@ -107,7 +107,7 @@ class Acting:
         self.transport, conduit = Memory(), Conduit("rollouts-0", "lane", layout, slots)
         self.inbox = self.transport.inbox(conduit)
         self.memory = self.transport.memory(conduit)
-        self.transport.publisher(SNAPSHOTS).push(3, np.zeros(1, np.float32))
+        self.transport.publisher(SNAPSHOTS).push(3, Params(SNAPSHOTS.layout))
         self.actor = Actor(
             0, Scripted(**kwargs), Counting(), self.transport.outbox(conduit),
             self.transport.subscriber(SNAPSHOTS), 0.0, generator(0, "actor"), 5,
@@ -286,7 +286,7 @@ class Playing:
 
 def test_an_evaluation_in_which_the_env_raised_is_begun_anew_with_another_seed():
     playing = Playing(what="raise", at=5, length=3)
-    playing.snapshots.push(2, np.zeros(1, np.float32))
+    playing.snapshots.push(2, Params(SNAPSHOTS.layout))
     done = playing.play()
     assert done.count(EVALUATOR_REBUILD) == 1
     at = done.index(EVALUATOR_REBUILD)
@@ -305,7 +305,7 @@ def test_an_evaluation_in_which_the_env_raised_is_begun_anew_with_another_seed()
 
 def test_an_evaluation_whose_reset_raises_is_begun_anew():
     playing = Playing(what="first reset", length=3)
-    playing.snapshots.push(2, np.zeros(1, np.float32))
+    playing.snapshots.push(2, Params(SNAPSHOTS.layout))
     done = playing.play()
     assert done[0] is EVALUATOR_REBUILD
     assert done[-1] is EVALUATED

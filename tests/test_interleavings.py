@@ -25,7 +25,7 @@ from tianji.envs.toy import Toy
 from tianji.learner import UPDATE
 from tianji.store import Fresh, Replay
 from tianji.testing.algorithm import config_for, run_updates
-from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, sha256
+from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, floats, sha256
 
 UPDATES = 8
 """that a run must reach, unless it says otherwise"""
@@ -92,13 +92,17 @@ class Hashing:
         return {}
 
     def params(self, version):
-        return Params(MarkedPolicy.shapes, np.array([self._hash % 100], np.float32))
+        w = np.array([self._hash % 100], np.float32)
+        return Params(floats(MarkedPolicy.shapes), w.view(np.uint8))
 
     def finite(self):
         return True
 
     def networks(self):
         return {"hash": np.array([self._hash])}
+
+    def fates(self):
+        return {"hash": "averaged"}
 
     def state(self):
         return {}
@@ -278,9 +282,9 @@ class Receiver:
     def __init__(self, inbox, lane, witness):
         self._inbox, self._lane, self._witness = inbox, lane, witness
 
-    def grant(self, tag):
+    def grant(self, *number):
         out = self._inbox.out
-        given = self._inbox.grant(tag)
+        given = self._inbox.grant(*number)
         if given:
             self._witness.grant(self._lane, self._inbox._granted[-1].index, out)
         return given

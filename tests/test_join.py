@@ -443,7 +443,9 @@ def test_synchronous_groups_have_one_model_after_every_round(algorithm, order):
             newest = transport._newest[f"g{g}.snapshots"]
             assert newest._version == learner.version, "the mixed model was not published"
             params = learner._trainer.params(learner.version).flat
-            assert np.array_equal(newest._flat, params), "it was published before it was mixed"
+            assert np.array_equal(newest._params.flat, params), (
+                "it was published before it was mixed"
+            )
     assert waited, "groups that are in step must wait for each other"
     fates = learners[0]._trainer.fates()
     for version in (2, 4, 6):

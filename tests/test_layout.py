@@ -77,8 +77,9 @@ def test_transports_know_no_reinforcement_learning():
 
 def test_roles_know_neither_build_nor_run():
     for name in ROLES:
-        assert module(name) <= NOUNS | PURE | {"channel", "join"}, name
+        assert module(name) <= NOUNS | PURE | {"channel", "join", "newest"}, name
     assert module("join") <= NOUNS | {"channel"}
+    assert module("newest") <= NOUNS | {"channel"}
 
 
 def test_a_team_knows_no_algorithm():

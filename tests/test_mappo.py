@@ -193,7 +193,7 @@ def test_each_agent_has_its_own_network_where_they_do_not_share():
     observation = pair()(4).reset(0)
     observation["mask"][:] = True
     before = _greedy_outputs(policy, params, observation)
-    changed = Params(params.shapes)
+    changed = Params(params.layout)
     np.copyto(changed.flat, params.flat)
     changed["policy.1.layers.1.bias"][:] += np.array([0, 3.0, 0, 0], np.float32)
     after = _greedy_outputs(policy, changed, observation)

@@ -25,8 +25,9 @@ from tianji.role import Did
 from tianji.role_names import RoleName
 from tianji.server import INFER, NO_VERSION, Remote, Server, answers_layout, asks_layout
 from tianji.testing.algorithm import config_for, run_updates
+from tianji.testing.items import params_of
 from tianji.transports.memory import Memory
-from tianji.types import VERSION, Params, leaf, sha256
+from tianji.types import VERSION, Params, floats, leaf, sha256
 
 OBSERVATION = {"obs": leaf((2,), np.float32)}
 EXTRAS = {"version": leaf((), np.int64), "batch": leaf((), np.int64)}
@@ -94,7 +95,9 @@ class Counted(Once):
 
     def trainer(self, spec):
         trainer = super().trainer(spec)
-        trainer.params = lambda version: Params(Counting.shapes, np.array([version], np.float32))
+        trainer.params = lambda version: Params(
+            floats(Counting.shapes), np.array([version], np.float32).view(np.uint8)
+        )
         return trainer
 
 
@@ -172,7 +175,7 @@ class Asking:
         )  # fmt: skip
         self.envs = envs
         if published:
-            self.publisher.push(0, np.zeros(1, np.float32))
+            self.publisher.push(0, Params(SNAPSHOTS.layout))
         while self.server.step():
             pass
 
@@ -245,7 +248,7 @@ def test_before_the_first_version_the_server_waits_for_the_learner():
     asking = Asking(1, published=False)
     asking.ask(0)
     assert asking.serve()[0] is NO_VERSION
-    asking.publisher.push(7, np.full(1, 7, np.float32))
+    asking.publisher.push(7, params_of(SNAPSHOTS, 7))
     assert asking.serve()[1] == [2]
     assert asking.ask(0).version == 7
 
@@ -368,7 +371,7 @@ def test_actors_of_a_server_hold_no_parameters():
         End("rollouts-1", "send"), End("asks-1", "send"), End("answers-1", "receive"),
     ]  # fmt: skip
     assert End("snapshots", "receive") in ends(built.assembly, "server")
-    assert all(actor._params.flat.size == 0 for actor in built.actors)
+    assert all(actor._newest.params.buffer.size == 0 for actor in built.actors)
     built.close()
 
 

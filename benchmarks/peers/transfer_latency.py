@@ -44,8 +44,9 @@ def tianji(transport: Shm, there: Conduit, back: Conduit) -> tuple[Callable[[], 
         pass
 
     def send() -> None:
-        while (slot := outbox.reserve()) is None:
+        while not (granted := outbox.granted()):
             transport.wait(0.1)
+        slot = granted[0]
         outbox.push(slot)
 
     def receive() -> None:

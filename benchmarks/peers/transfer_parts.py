@@ -16,7 +16,7 @@ from transfer_tianji import conduit_of, use_of
 
 from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 LAPS = 40
 
@@ -40,12 +40,12 @@ def send_and_receive_s(cell: Cell) -> tuple[float, float]:
         transport.keep([End(conduit.name, "send")])
         outbox, message = transport.outbox(conduit), message_of(cell)
         for _ in range(LAPS):
-            while outbox.reserve() is None:
+            while not outbox.granted():
                 transport.wait(0.1)
             time.sleep(0.001)  # until all grants are there
             begun = time.perf_counter()
             for _ in range(cell.slots):
-                slot = outbox.reserve()
+                slot = outbox.granted()[0]
                 np.copyto(slot.leaf("x"), message)
                 outbox.push(slot)
             os.write(said, struct.pack("<d", (time.perf_counter() - begun) / cell.slots))
@@ -73,7 +73,7 @@ def probe_ns(calls: int = 200_000) -> float:
     policy = Conduit("policy", "newest", {"w": leaf((1000,), np.float32)})
     subscriber = transport.subscriber(policy)
     publisher = transport.publisher(policy)
-    out, seen = np.zeros(1000, np.float32), range(calls)
+    out, seen = Params(policy.layout), range(calls)
     publisher.push(3, out)
     newest = subscriber.probe(-1, out)
     probe = subscriber.probe

@@ -31,8 +31,9 @@ def sender(cell: Cell, transport: Shm, index: int, start: Callable[[], None]) ->
         for _ in range(quota):
             if sample:
                 time.sleep(sample)
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(0.1)
+            slot = granted[0]
             np.copyto(slot.leaf("x"), message)
             outbox.push(slot)
             sent += 1
@@ -42,8 +43,9 @@ def sender(cell: Cell, transport: Shm, index: int, start: Callable[[], None]) ->
 
     def send_numbered(quota: int) -> int:
         for k in range(quota):
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(0.1)
+            slot = granted[0]
             x = slot.leaf("x")
             x[:8] = np.frombuffer(k.to_bytes(8, "little"), np.uint8)
             x[8:] = k % 251

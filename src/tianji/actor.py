@@ -13,6 +13,7 @@ from tianji.env import Env, Halves, Restorable, TimeStep, check_step, first_obse
 from tianji.errors import Failure
 from tianji.fault import Fault, raised
 from tianji.ledger import ALL, Ledger
+from tianji.newest import Newest
 from tianji.role import Did, State, generator_state, load_generator_state
 from tianji.role_names import RoleName
 from tianji.trigger import Counts, Trigger
@@ -27,7 +28,6 @@ from tianji.types import (
     VERSION,
     Array,
     Leaves,
-    Params,
     Rollout,
 )
 
@@ -95,12 +95,12 @@ class Actor:
         self._make = make
         self._policy = policy
         self._rollouts = rollouts
-        self._snapshots = snapshots
+        self._newest = Newest(snapshots, policy)
+        self._follows = snapshots is not None
+        """is the policy its own?"""
         self._behind = behind
         self._send = send
         self._rng = rng
-        self._params = Params(policy.shapes)
-        self._version = -1
         self._frames = env.spec.frames
         self._shapes = {name: leaf.shape for name, leaf in env.spec.observation.items()}
         B = env.num_envs
@@ -121,7 +121,7 @@ class Actor:
     @property
     def version(self) -> int:
         """Of the policy that acts; -1 before the first."""
-        return self._version
+        return self._newest.version
 
     def step(self) -> Did:
         if self._rollout is None:
@@ -144,8 +144,8 @@ class Actor:
             "seq": self._seq,
             "gap": self._gap,
             "t": self._parts[0].t if self._rollout is not None else self._half,
-            "version": self._version,
-            "params": self._params.flat.copy(),
+            "version": self.version,
+            "params": None if self._newest.leases else self._newest.params.buffer.copy(),
             "rng": generator_state(self._rng),
             "ledger": self._ledger.state(),
         }
@@ -172,10 +172,10 @@ class Actor:
             return
         assert self._restorable is not None
         self._restorable.load_state(state["env"])
-        self._gap, self._version = state["gap"], state["version"]
-        np.copyto(self._params.flat, state["params"])
-        if self._version >= 0:
-            self._policy.load(self._params)
+        self._gap, self._newest.version = state["gap"], state["version"]
+        np.copyto(self._newest.params.buffer, state["params"])
+        if self.version >= 0:
+            self._policy.load(self._newest.params)
         self._ledger.load_state(state["ledger"])
         (part,) = self._parts
         part.recurrent, part.observation = state["recurrent"], state["observation"]
@@ -190,8 +190,8 @@ class Actor:
     @property
     def _restorable(self) -> Restorable | None:
         """The env, if it can go on exactly where it was: not one whose other half is under way, nor
-        one whose episodes a server knows."""
-        alone = self._snapshots is not None and len(self._parts) == 1
+        one whose episodes a server knows, nor where the policy alone has its params."""
+        alone = self._follows and not self._newest.leases and len(self._parts) == 1
         return self._env if alone and isinstance(self._env, Restorable) else None
 
     def close(self) -> None:
@@ -199,20 +199,17 @@ class Actor:
 
     def _begin(self) -> Did:
         """Take the next grant, once the version that it asks for is here."""
-        if (slot := self._rollouts.reserve()) is None:
+        if not (granted := self._rollouts.granted()):
             return NO_GRANT if self.active else INACTIVE
+        slot = granted[0]
         if self._half >= 0:
             self._open(slot)
             self._parts[0].t, self._half = self._half, -1
             return LOAD
-        if self._snapshots is not None:
-            newest = self._snapshots.probe(self._version, self._params.flat)
-            if newest > self._version:
-                self._version = newest
-                self._policy.load(self._params)
-                return LOAD
-            if self._version < 0 or self._version < slot.tag - self._behind:
-                return NO_VERSION
+        if self._newest.take():
+            return LOAD
+        if self._follows and (self.version < 0 or self.version < slot.update - self._behind):
+            return NO_VERSION
         rollout = self._open(slot)
         for part in self._parts:
             part.t = 0
@@ -221,8 +218,8 @@ class Actor:
                 rollout.once[FRAMES][part.where] = part.observation["obs"][:, :-1]
             self._begin_recurrent(rollout, part, part.recurrent)
         head = rollout.head
-        head[VERSION], head[SOURCE], head[SEQ] = self._version, self.index, self._seq
-        head[UPDATE], head[EPISODES], head[GAP] = slot.tag, 0, self._gap
+        head[VERSION], head[SOURCE], head[SEQ] = self.version, self.index, self._seq
+        head[UPDATE], head[EPISODES], head[GAP] = slot.update, 0, self._gap
         self._gap, self._turn = False, 0
         return LOAD
 
@@ -259,7 +256,7 @@ class Actor:
             return decision
         if part.t == 0 and decision.version >= 0:
             # Later steps may be of newer versions: the oldest is the rollout's.
-            self._version = rollout.head[VERSION] = decision.version
+            self._newest.version = rollout.head[VERSION] = decision.version
         if part.t == 0 and decision.before is not None:
             self._begin_recurrent(rollout, part, decision.before)
         part.decision = decision
@@ -355,7 +352,7 @@ class Actor:
     def _sent_early(self, rollout: Rollout, t: int) -> bool:
         """Is it due now? Then the rest of the rollout is rows that are not valid."""
         assert self._send is not None
-        if not self._send(NOTHING, Counts(t, self._version, int(rollout.head[EPISODES]))):
+        if not self._send(NOTHING, Counts(t, self._newest.version, int(rollout.head[EPISODES]))):
             return False
         self._void(rollout, t)
         return True

@@ -40,7 +40,7 @@ from tianji.recurrent import NumpyRecurrent
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.sight import Sight, normalised
 from tianji.store import Fresh
-from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, leaf
+from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, floats, leaf
 
 Batch = dict[str, Tensor]
 """columns by name, [rows, ...] each; with a memory also "obs" [T, n, ...], "restart" and "where"
@@ -348,7 +348,7 @@ class Trainer:
         """discounted return so far, of each column"""
         self._last = np.full(spec.actors, -1)
         """the number of the last rollout of each actor"""
-        self._params = Params(shapes | self._over.shapes | self._sight.shapes())
+        self._params = Params(floats(shapes | self._over.shapes | self._sight.shapes()))
         self._parts: list[Batch] = []
         """of each part, the rows that are valid"""
         self._sequences: list[Batch] = []

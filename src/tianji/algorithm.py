@@ -194,6 +194,15 @@ class Acting(Protocol):
         """As a policy's; or what was done instead, or is waited for: then call it again."""
 
 
+@runtime_checkable
+class Copying(Protocol):
+    """A policy that says whether it copies in `load`. Where it does, it is given the memory of the
+    sender, and called again where that was overwritten meanwhile: nothing else is copied. An actor
+    then has no params to save, so that it goes on from a reset after a restart."""
+
+    copies: bool
+
+
 def restart(policy: Acting, state: Leaves, ended: Array) -> None:
     """Begin the recurrent state of these envs anew, in place."""
     if state and ended.any():
@@ -217,6 +226,9 @@ class Store(Protocol):
 
     selection: Layout
     """leaves of what `choose` writes"""
+    any_order: bool
+    """may an actor push its rollouts in another order than that of their grants? Not where a lane
+    is read as a ring in time"""
     pieces: int
     """how often `choose` is called for one update"""
 

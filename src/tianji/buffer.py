@@ -10,6 +10,7 @@ import numpy as np
 from tianji.algorithm import PriorityStore, Store
 from tianji.balance import Balance
 from tianji.channel import Inbox, Outbox, Slot
+from tianji.errors import Refusal
 from tianji.role import Did, State, generator_state, load_generator_state
 from tianji.role_names import RoleName
 from tianji.types import (
@@ -34,7 +35,7 @@ MOST_EPISODES = 4096
 """ended episodes that one batch carries; more travel with the next"""
 
 MOST_OUT = 2
-"""grants that one actor may hold: the rollout that it makes, and the one that it makes next"""
+"""grants that an actor may hold: the rollout that it makes, and the one that it makes next"""
 
 ARRIVAL = np.dtype([(name, np.int64) for name in ("actor", "seq", "version", "update", "kept")])
 """One rollout that arrived: whose, its number there, the policy version that made it, the update
@@ -80,12 +81,20 @@ class Buffer:
         max_staleness: float = float("inf"),
         record: bool = False,
         priorities: Sequence[Inbox] = (),
+        most_out: Sequence[int] = (),
     ) -> None:
         """Each learner gets an equal share of every batch by one of the `batches`, and tells what
         each step of it was worth by one of the `priorities`, where the store wants that. `ordered`:
         rollouts are taken in the order of their grants, not as they come; those that are more than
         `max_staleness` behind when their turn comes are filtered; with `record`, what arrived is
-        kept for `arrivals`."""
+        kept for `arrivals`; `most_out`: grants that the actor of each lane may hold, by default
+        MOST_OUT."""
+        if not all(lane.ordered for lane in lanes) and not store.any_order:
+            raise Refusal(
+                f"{type(store).__name__} holds lanes as rings in time, and rollouts that are "
+                f"pushed in any order are none: windows would join steps that do not follow each "
+                f"other. Let lanes be ordered, or use a store whose any_order is True, as Fresh's."
+            )
         self.received = 0
         """valid steps so far"""
         self.filtered = 0
@@ -111,8 +120,13 @@ class Buffer:
         self._produced = [0] * len(lanes)
         self._seqs = [0] * len(lanes)
         """rollouts that each actor had made when it last sent one"""
-        self._expected: deque[tuple[int, int]] = deque()
-        """where ordered: lanes and updates in the order of their grants"""
+        self._most_out = list(most_out) or [MOST_OUT] * len(lanes)
+        self._numbers: dict[int, int] = {}
+        """rollouts granted for each update that is not served, lost ones too"""
+        self._expected: deque[tuple[int, int, int]] = deque()
+        """where ordered: lanes and numbers of grants in their order"""
+        self._early: dict[tuple[int, int, int], Slot] = {}
+        """what came before its turn"""
         self._events = 0
         """rollouts granted to idle actors, and received"""
         self._began = [0] * len(lanes)
@@ -181,10 +195,11 @@ class Buffer:
         self._begin(lane)  # whoever takes its place does
         if not self._ordered:
             self._balance.granted -= len(inbox.reclaim())
-        if pushed := inbox.state()["pushed"]:
-            head = inbox.slot(pushed[-1][0]).leaf("head")
-            return int(head[PRODUCED]), int(head[SEQ]) + 1
-        return self._produced[lane], self._seqs[lane]
+        arrived = [slot.index for (of, *_), slot in self._early.items() if of == lane]
+        arrived += [index for index, *_ in inbox.state()["pushed"]]
+        heads = [inbox.slot(index).leaf("head") for index in arrived]
+        produced = max((int(head[PRODUCED]) for head in heads), default=self._produced[lane])
+        return produced, max((int(head[SEQ]) + 1 for head in heads), default=self._seqs[lane])
 
     def state(self) -> State:
         return {
@@ -201,7 +216,9 @@ class Buffer:
             "active": sorted(self.active),
             "events": self._events,
             "began": list(self._began),
+            "numbers": [list(x) for x in self._numbers.items()],
             "expected": [list(x) for x in self._expected],
+            "early": [[key[0], slot.index, *slot.number] for key, slot in self._early.items()],
             "leaving": [list(x) for x in self._leaving],
             "episodes": np.concatenate([np.empty(0, EPISODE), *self._episodes]),
             "rng": generator_state(self._rng),
@@ -228,7 +245,12 @@ class Buffer:
         self._balance.served, self._balance.base = state["served"], state["base"]
         self._pushed, self._turn = state["pushed"], state["turn"]
         self._events, self._began = state["events"], list(state["began"])
-        self._expected = deque((lane, update) for lane, update in state["expected"])
+        self._numbers = dict(state["numbers"])
+        self._expected = deque((lane, update, n) for lane, update, n in state["expected"])
+        for lane, index, *number in state["early"]:
+            slot = self._lanes[lane].slot(index)
+            slot.update, slot.grant = number
+            self._early[lane, *slot.number] = slot
         self._leaving = deque((lane, slot, pushed) for lane, slot, pushed in state["leaving"])
         self._store.load_state(state["store"])
         for lane, held in zip(self._lanes, state["lanes"], strict=True):
@@ -255,7 +277,7 @@ class Buffer:
 
     def _receive_next(self) -> bool:
         if self._ordered:
-            if self._expected and (slot := self._lanes[self._expected[0][0]].probe()) is not None:
+            if self._expected and (slot := self._next_expected(*self._expected[0])) is not None:
                 self._receive(self._expected.popleft()[0], slot)
                 return True
             return False
@@ -267,11 +289,22 @@ class Buffer:
                 return True
         return False
 
+    def _next_expected(self, lane: int, update: int, grant: int) -> Slot | None:
+        """The rollout of this grant; others that have come are held until their turn."""
+        if (early := self._early.pop((lane, update, grant), None)) is not None:
+            return early
+        while (slot := self._lanes[lane].probe()) is not None:
+            if slot.update == update and slot.grant == grant:
+                return slot
+            self._early[lane, *slot.number] = slot
+        return None
+
     def _receive(self, lane: int, slot: Slot) -> None:
         head = slot.leaf("head")
         self._begin(lane)  # the next one, or to wait
         self.received += int(head[STEPS])
-        self._produced[lane], self._seqs[lane] = int(head[PRODUCED]), int(head[SEQ]) + 1
+        self._produced[lane] = max(self._produced[lane], int(head[PRODUCED]))
+        self._seqs[lane] = max(self._seqs[lane], int(head[SEQ]) + 1)
         if head[EPISODES]:
             self._episodes.append(slot.leaf("episodes")[: head[EPISODES]].copy())
         update = self._balance.arriving_update()
@@ -314,9 +347,9 @@ class Buffer:
         """A place for the next piece's share of each learner; None: one of them is behind."""
         slots = []
         for batches in self._batches:
-            if (slot := batches.reserve()) is None:
+            if not (granted := batches.granted()):
                 return None
-            slots.append(slot)
+            slots.append(granted[0])
         return slots
 
     def _serve(self, slots: list[Slot]) -> None:
@@ -333,6 +366,8 @@ class Buffer:
         for batches, slot in zip(self._batches, slots, strict=True):
             batches.push(slot)
         self._pushed += 1
+        serving = self._balance.serving_update()
+        self._numbers = {update: n for update, n in self._numbers.items() if update >= serving}
         self._retire()
 
     def _choose(self, shares: list[Leaves]) -> float:
@@ -371,16 +406,18 @@ class Buffer:
             out = [lane.out for lane in lanes]
             first = self._balance.granted % len(lanes)
             order = sorted(
-                (i for i in self.active if out[i] < MOST_OUT),
+                (i for i in self.active if out[i] < self._most_out[i]),
                 key=lambda i: (out[i], self._began[i], (i - first) % len(lanes)),
             )
+        number = self._numbers.get(update, 0)
         for i in order:
             idle = lanes[i].out == 0
-            if lanes[i].grant(update):
+            if lanes[i].grant(update, number):
+                self._numbers[update] = number + 1
                 if idle:
                     self._begin(i)
                 if self._ordered:
-                    self._expected.append((i, update))
+                    self._expected.append((i, update, number))
                 self._balance.granted += 1
                 return True
         return False

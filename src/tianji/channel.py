@@ -1,18 +1,18 @@
 """One-way typed conduits between roles: the sender pushes, the receiver probes, neither waits.
 
 A conduit owns a fixed number of slots, each a set of named arrays. The receiver grants a slot
-with a tag, an integer that the sender can read; the sender reserves the granted slot, fills it
-and pushes it; the receiver probes it, uses it in place, and releases it. So back-pressure is a
-grant not given, nothing is copied on the way, and no side ever waits.
+with a number that the sender can read: an update, and which grant of that update it is. The sender
+fills the slot and pushes it; the receiver probes it, uses it in place, and releases it. So
+back-pressure is a grant not given, nothing is copied on the way, and no side ever waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tianji.types import Array, Layout, Leaves
+from tianji.types import Array, Layout, Leaves, Params, packed
 
 Kind = Literal["lane", "queue", "newest", "memory"]
 """An actor's time ring; first in first out; only the newest of versioned values; no messages at
@@ -34,10 +34,12 @@ class Conduit:
     receivers: int = 1
     """of a newest-only conduit"""
     ordered: bool = True
-    """must slots be pushed in the order of their grants?"""
+    """must slots be pushed in the order of their grants? Only of lanes they need not be"""
 
     @property
     def nbytes(self) -> int:
+        if self.kind == "newest":
+            return packed(self.layout)[1]
         return self.slots * sum(leaf.nbytes for leaf in self.layout.values())
 
 
@@ -64,14 +66,23 @@ class Offer:
 class Slot:
     """One item's place in a conduit's memory; views are made when they are asked for."""
 
-    __slots__ = ("index", "memory", "tag")
+    __slots__ = ("grant", "index", "memory", "update")
 
-    def __init__(self, index: int, memory: Mapping[str, Array], tag: int = 0) -> None:
+    def __init__(
+        self, index: int, memory: Mapping[str, Array], update: int = 0, grant: int = 0
+    ) -> None:
         self.index = index
         self.memory = memory
         """every leaf of all slots, [slots, ...]"""
-        self.tag = tag
-        """what the receiver said when it granted the slot"""
+        self.update = update
+        """what it was granted for"""
+        self.grant = grant
+        """which of that update's grants it is"""
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Of its grant."""
+        return self.update, self.grant
 
     @property
     def arrays(self) -> Leaves:
@@ -92,21 +103,34 @@ class Outbox(Protocol):
 
     @property
     def tag(self) -> int:
-        """The newest tag granted, used or not; -1 before the first."""
+        """The newest update granted, used or not; -1 before the first."""
 
     @property
     def released(self) -> int:
         """How many pushed items the receiver has given back."""
 
-    def reserve(self) -> Slot | None:
-        """The oldest granted slot, the same until it is pushed; None: the receiver is behind."""
+    def granted(self) -> Sequence[Slot]:
+        """Slots that can be filled, the oldest grant first, each the same until it is pushed; none:
+        the receiver is behind."""
 
     def push(self, slot: Slot) -> None:
-        """Offer the reserved slot, filled, to the receiver; raises `Gone` where there is none."""
+        """Offer a granted slot, filled, to the receiver; raises `Gone` where there is none. Where
+        the conduit is ordered it must be the oldest."""
+
+
+def check_push(slot: Slot, granted: Sequence[Slot], ordered: bool) -> None:
+    if not granted or slot is not granted[0]:
+        if ordered:
+            raise ValueError("only the slot that was granted first can be pushed")
+        if slot not in granted:
+            raise ValueError("only a slot that is granted can be pushed")
 
 
 class Inbox(Protocol):
     """The receiver's end. It alone knows where each slot is, so it alone has a state."""
+
+    ordered: bool
+    """do slots come in the order of their grants?"""
 
     @property
     def ended(self) -> bool:
@@ -116,7 +140,7 @@ class Inbox(Protocol):
     def out(self) -> int:
         """Grants whose slots have not been pushed yet, as far as is known here."""
 
-    def grant(self, tag: int) -> bool:
+    def grant(self, update: int, grant: int = 0) -> bool:
         """Let the sender fill one more slot; False: none is free."""
 
     def probe(self) -> Slot | None:
@@ -128,27 +152,49 @@ class Inbox(Protocol):
     def slot(self, index: int) -> Slot:
         """The slot of this index, for a receiver that goes on after a restart."""
 
-    def reclaim(self) -> list[int]:
-        """Take back what was granted to a sender that is dead; the tags of those grants."""
+    def reclaim(self) -> list[tuple[int, int]]:
+        """Take back what was granted to a sender that is dead; the numbers of those grants."""
 
     def state(self) -> dict[str, Any]:
-        """Which slots are free, granted and pushed; `used` of them were ever granted."""
+        """Which slots are free, granted and pushed, with the numbers of their grants; `used` of
+        them were ever granted."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, before anything was granted; grants reach the sender again."""
 
 
 class Publisher(Protocol):
-    """The sender's end of a conduit that keeps only the newest value: a version and numbers."""
+    """The sender's end of a conduit that keeps only the newest value: a version and params."""
 
-    def push(self, version: int, flat: Array) -> None: ...
+    def push(self, version: int, params: Params) -> None: ...
+
+
+class Lease(Protocol):
+    """The newest value where it lies: nothing is copied, so the sender may overwrite it."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def params(self) -> Params:
+        """Views, to be read before it is given back."""
+
+    def give_back(self) -> bool:
+        """False: it was torn, so that what was read must be read again."""
 
 
 class Subscriber(Protocol):
     """A receiver's end of it."""
 
-    def probe(self, than: int, out: Array) -> int:
+    layout: Layout
+    leases: bool
+    """False: `lease` never gives any"""
+
+    def probe(self, than: int, out: Params) -> int:
         """Copy the newest into `out` if it is newer than `than`; the version that `out` holds."""
+
+    def lease(self, than: int) -> Lease | None:
+        """The newest, if it is newer than `than`."""
 
 
 class Transport(Protocol):

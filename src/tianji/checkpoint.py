@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -13,13 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
 from tianji.errors import Refusal, nearest
 from tianji.role import State
 from tianji.state import NATIVE, decode, dump, encode, parse
-from tianji.types import Leaves
+from tianji.types import BFLOAT16, Leaves
 
 FORMAT = 2
 MANIFEST = "MANIFEST.json"
@@ -295,7 +295,7 @@ def _write(folder: Path, part: str, arrays: Leaves, text: bytes) -> list[tuple[s
     """Writes the two files of a part; gives their names, sizes and hashes."""
     plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     for name, array in plain.items():
-        if array.dtype.str not in NATIVE:
+        if array.dtype.str not in NATIVE and array.dtype != BFLOAT16:
             plain[name] = array.reshape(-1).view(np.uint8)
     document, tensors = folder / f"{part}.json", folder / f"{part}.safetensors"
     _write_bytes(document, text)
@@ -314,6 +314,36 @@ def _read(folder: Path, part: str) -> State:
         return dict(decode(parse(document.read_bytes()), load_file(tensors)))
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise _Flaw(document, f"and its safetensors cannot be read ({error})") from error
+
+
+def save_file(arrays: Leaves, file: Path) -> None:
+    """As safetensors.numpy does, which does not know bfloat16."""
+    specs = {
+        name: TensorSpec(
+            dtype="bfloat16" if array.dtype == BFLOAT16 else array.dtype.name,
+            shape=array.shape,
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+        for name, array in arrays.items()
+    }
+    serialize_file(specs, file, metadata=None)
+
+
+def load_file(file: Path) -> Leaves:
+    with safe_open(file, framework="np") as tensors, file.open("rb") as raw:
+        size = int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(size))
+        arrays: Leaves = {}
+        for name in tensors.keys():  # noqa: SIM118  it is no mapping
+            about = header[name]
+            if about["dtype"] == "BF16":
+                begin, end = about["data_offsets"]
+                flat = np.fromfile(file, BFLOAT16, (end - begin) // 2, offset=8 + size + begin)
+                arrays[name] = flat.reshape(about["shape"])
+            else:
+                arrays[name] = tensors.get_tensor(name)
+    return arrays
 
 
 def _seal(content: dict[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from tianji.algorithm import Lanes, OnceStore, PriorityStore, Spec, Store
 from tianji.config import Config
 from tianji.errors import Refusal
 from tianji.relax import Relaxation
-from tianji.types import Layout, Leaf, Row, leaf, rollout_layout
+from tianji.types import Layout, Leaf, Row, floats, leaf, rollout_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def describe(config: Config, spec: Spec, relax: Relaxation) -> Description:
             f"worth. Write it, or let the algorithm's `prioritizes` be False."
         )
     return Description(
-        params={name: leaf(shape, np.float32) for name, shape in policy.shapes.items()},
+        params=floats(policy.shapes),
         extras=dict(policy.extras),
         recurrent=recurrent,
         selection=dict(store.selection),

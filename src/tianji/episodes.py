@@ -32,6 +32,7 @@ class Episodes:
     """
 
     pieces = 1
+    any_order = False
 
     def __init__(self, lanes: Lanes, batch: int, slots: int) -> None:
         self.selection: Layout = {

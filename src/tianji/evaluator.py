@@ -12,9 +12,10 @@ from tianji.env import Env, remake
 from tianji.errors import Failure
 from tianji.fault import Fault, raised
 from tianji.ledger import Ledger
+from tianji.newest import Newest
 from tianji.role import Did, State
 from tianji.role_names import RoleName
-from tianji.types import EPISODE, Array, Leaves, Params
+from tianji.types import EPISODE, Array, Leaves
 
 REBUILD = Did("rebuild")
 LOAD, EVALUATE, EVALUATED = Did("load"), Did("evaluate"), Did("evaluated")
@@ -84,28 +85,28 @@ class Evaluator:
         """`make` makes the env anew where it raised."""
         self.fault: Fault | None = None
         """why that was; set when `step` returns REBUILD"""
-        self.version = -1
-        """of the snapshot that is or was evaluated last"""
         self.result: Array = np.empty(0, EPISODE)
         """its episodes; set when `step` returns EVALUATED"""
         self._env = env
         self._make = make
         self._policy = policy
-        self._snapshots = snapshots
+        self._newest = Newest(snapshots, policy)
         self._episodes = episodes
         self._seed = seed
-        self._params = Params(policy.shapes)
         self._running: Evaluation | None = None
         self._again = False
         """has the evaluation of this version not ended? Then it is restarted where it must be"""
 
+    @property
+    def version(self) -> int:
+        """Of the snapshot that is or was evaluated last."""
+        return self._newest.version
+
     def step(self) -> Did:
         if self._running is None:
-            newest = self._snapshots.probe(self.version, self._params.flat)
-            if newest == self.version and not self._again:
+            if not self._newest.take() and not self._again:
                 return NO_VERSION
-            self.version, self._again = newest, True
-            self._policy.load(self._params)
+            self._again = True
         try:
             return self._evaluate()
         except EnvRaised as error:

@@ -145,7 +145,7 @@ class Mixer:
     def _begin_round(self, version: int) -> None:
         """Push the model, if every peer is done with all that it was sent; else try again after
         the next update."""
-        if self._again or any(box.reserve() is None for box in self._outboxes.values()):
+        if self._again or any(not box.granted() for box in self._outboxes.values()):
             self.skipped += version > self._asked
             self._asked = version
             return
@@ -158,9 +158,9 @@ class Mixer:
         self._again = [peer for peer in self._again if not self._push(peer)]
 
     def _push(self, peer: int) -> bool:
-        slot = self._outboxes[peer].reserve()
-        if slot is None:
+        if not (granted := self._outboxes[peer].granted()):
             return False
+        slot = granted[0]
         slot.leaf(ROUND)[0] = self._pushed
         for name, array in self._mine.items():
             slot.leaf(name)[:] = array.ravel()

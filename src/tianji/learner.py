@@ -170,7 +170,7 @@ class Learner:
     def show_evaluator(self) -> None:
         """Let the evaluator play with the newest version."""
         assert self._evaluations is not None
-        self._evaluations.push(self.version, self._trainer.params(self.version).flat)
+        self._evaluations.push(self.version, self._trainer.params(self.version))
 
     @property
     def _computed(self) -> int:
@@ -207,7 +207,8 @@ class Learner:
     def policy_state(self) -> State:
         """What acting with the newest version needs, apart from all else."""
         params = self._trainer.params(self._computed)
-        return {"version": self._computed, "params": {k: v.copy() for k, v in params.items()}}
+        own = {k: v.copy() for k, v in params.items() if not params.layout[k].tied}
+        return {"version": self._computed, "params": own}
 
     def networks(self) -> dict[str, Array]:
         return self._trainer.networks()
@@ -268,8 +269,9 @@ class Learner:
         """Tell the buffer what this update's steps are worth, before more are asked for. Where it
         is so far behind that there is no room, they keep what they have."""
         trainer = cast(PriorityTrainer, self._trainer)
-        if (slot := outbox.reserve()) is None:
+        if not (granted := outbox.granted()):
             return
+        slot = granted[0]
         (piece,) = self._pieces
         told = slot.arrays
         for name, array in told.items():
@@ -320,7 +322,7 @@ class Learner:
     def _publish(self) -> None:
         self._unpublished = False
         if self._snapshots is not None:
-            self._snapshots.push(self.version, self._trainer.params(self.version).flat)
+            self._snapshots.push(self.version, self._trainer.params(self.version))
 
     def _finite(self, metrics: Metrics) -> Metrics:
         """The metrics of an update that is finite; of one that is not, none: it is undone."""

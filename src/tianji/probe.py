@@ -279,7 +279,7 @@ def acting(config: Config, envs: int) -> Measurement:
     transport = Memory()
     policy = config.algorithm.policy(dataclasses.replace(spec, actor=0))
     params = config.algorithm.trainer(dataclasses.replace(spec, device="cpu")).params(0)
-    transport.publisher(newest).push(0, params.flat)
+    transport.publisher(newest).push(0, params)
     actor = Actor(
         index=0,
         env=env,
@@ -556,8 +556,9 @@ def channel(cores: Sequence[int]) -> Measurement:
         probes: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or not round_trips:
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(1.0)
+            slot = granted[0]
             begun = time.perf_counter()
             outbox.push(slot)
             pushes.append(time.perf_counter() - begun)
@@ -595,8 +596,8 @@ def _echo(transport: Shm, there: Conduit, back: Conduit, cores: Sequence[int]) -
                 continue
             inbox.release(slot)
             inbox.grant(0)
-            while (answer := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(1.0)
-            outbox.push(answer)
+            outbox.push(granted[0])
     finally:
         os._exit(1)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tianji.algorithm import Decision, Policy, restart
 from tianji.channel import Inbox, Outbox, Slot, Subscriber
+from tianji.newest import Newest
 from tianji.role import Did, State, generator_state, load_generator_state
 from tianji.role_names import RoleName
 from tianji.types import Array, Layout, Leaf, Leaves, Params, leaf
@@ -66,22 +67,24 @@ class Server:
         """A batch is made as soon as all actors have asked or `max_batch` rows are there, and
         `max_wait` seconds after its first ask at the latest. Without a clock it is made of what is
         there: where one process holds all roles, waiting would bring no more."""
-        self.version = -1
-        """of the policy that acts; -1 before the first"""
         self._policy = policy
         self._asks = asks
         self._answers = answers
-        self._snapshots = snapshots
+        self._newest = Newest(snapshots, policy)
         self._envs = envs
         self._rng = rng
         self._most = len(asks) if max_batch is None else max_batch // envs
         """asks in a batch"""
         self._max_wait = max_wait
         self._clock = clock
-        self._params = Params(policy.shapes)
         self._recurrent = [policy.initial(envs) for _ in asks]
         self._waiting: deque[_Asked] = deque()
         self._granted = False
+
+    @property
+    def version(self) -> int:
+        """Of the policy that acts; -1 before the first."""
+        return self._newest.version
 
     def step(self) -> Did:
         if not self._granted:
@@ -95,10 +98,7 @@ class Server:
             return NO_ASK
         if (rest := self._rest()) > 0:
             return Did(waits="actor", nap=rest)
-        newest = self._snapshots.probe(self.version, self._params.flat)
-        if newest > self.version:
-            self.version = newest
-            self._policy.load(self._params)
+        if self._newest.take():
             return LOAD
         if self.version < 0:
             return NO_VERSION
@@ -166,8 +166,7 @@ class Server:
             self._asks[ask.actor].grant(0)
 
     def _answer(self, actor: int, action: Array, also: Leaves) -> None:
-        slot = self._answers[actor].reserve()
-        assert slot is not None, "an actor asks only where there is room for the answer"
+        slot, *_ = self._answers[actor].granted()  # an actor asks only where there is room for it
         answer = slot.arrays
         answer["action"][:] = action
         answer["version"][:] = self.version
@@ -215,8 +214,9 @@ class Remote:
         return Decision(answer["action"], begun, _under("extras.", answer), version, before)
 
     def _ask(self, observation: Leaves, restarted: Array) -> Did:
-        if (slot := self._asks.reserve()) is None:
+        if not (granted := self._asks.granted()):
             return NO_ANSWER
+        slot = granted[0]
         self._answers.grant(0)
         ask = slot.arrays
         for name, array in observation.items():

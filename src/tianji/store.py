@@ -25,6 +25,7 @@ class Fresh:
     """Each rollout is consumed once, in place, in the order of arrival; `rollouts` make a batch."""
 
     share = 1.0
+    any_order = True
 
     def __init__(self, lanes: Lanes, rollouts: int, pieces: int = 1) -> None:
         """`rollouts` for each of the `pieces` of an update."""
@@ -79,6 +80,7 @@ class Window:
     and Lag8. What is drawn is the whole time of single envs; the newest batch is all new."""
 
     pieces = 1
+    any_order = True
 
     def __init__(self, lanes: Lanes, rollouts: int, batches: int) -> None:
         B = lanes.memory[0]["reward"].shape[2]
@@ -185,6 +187,7 @@ class Replay:
     """
 
     pieces = 1
+    any_order = False
 
     def __init__(self, lanes: Lanes, batch: int, slots: int, gamma: float, n: int) -> None:
         self.selection: Layout = {

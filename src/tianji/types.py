@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -87,10 +88,13 @@ class Leaf:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    tied: str = ""
+    """the leaf of params whose memory is this one's, too"""
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        """Bytes of its own."""
+        return 0 if self.tied else math.prod(self.shape) * self.dtype.itemsize
 
 
 Layout = dict[str, Leaf]
@@ -128,20 +132,83 @@ def rollout_layout(row: Row, T: int, B: int) -> Layout:
     return layout
 
 
-class Params(Mapping[str, Array]):
-    """Named float32 arrays in one flat buffer: what a policy needs in order to act."""
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+"""The upper half of a float32, which numpy has no name for; one field, so that the name travels."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], flat: Array | None = None) -> None:
-        self.shapes = dict(shapes)
-        sizes = {name: int(np.prod(shape, dtype=np.int64)) for name, shape in self.shapes.items()}
-        self.flat = np.zeros(sum(sizes.values()), np.float32) if flat is None else flat
+CARRIED = {
+    name: np.dtype(name)
+    for name in (
+        "float32", "float16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"
+    )
+} | {"bfloat16": BFLOAT16}  # fmt: skip
+"""What params may be, by name."""
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    return "bfloat16" if dtype == BFLOAT16 else dtype.str
+
+
+def floats(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """Params of these shapes, all float32."""
+    return {name: leaf(shape, np.float32) for name, shape in shapes.items()}
+
+
+def packed(layout: Layout) -> tuple[dict[str, int], int]:
+    """Where each leaf of params begins in their buffer, and the bytes of all."""
+    places: dict[str, int] = {}
+    end = 0
+    for name, x in layout.items():
+        if x.dtype not in CARRIED.values():
+            raise TypeError(
+                f"{name} is {x.dtype}, so no snapshot could carry it. Params are of "
+                f"{', '.join(CARRIED)}: cast it."
+            )
+        if not x.tied:
+            places[name] = -(-end // x.dtype.itemsize) * x.dtype.itemsize
+            end = places[name] + x.nbytes
+    for name, x in layout.items():
+        if x.tied:
+            own = layout.get(x.tied)
+            same = own is not None and (math.prod(own.shape), own.dtype, own.tied) == (
+                math.prod(x.shape), x.dtype, ""
+            )  # fmt: skip
+            if not same:
+                raise ValueError(
+                    f"{name} is tied to {x.tied}, which is not a leaf with memory of its own of "
+                    f"the same size and dtype. Tie it to one that is."
+                )
+            places[name] = places[x.tied]
+    return places, end
+
+
+class Params(Mapping[str, Array]):
+    """Named arrays in one buffer: what a policy needs in order to act."""
+
+    def __init__(self, layout: Layout, buffer: Array | None = None) -> None:
+        self.layout = layout
+        places, size = packed(layout)
+        self.buffer = np.zeros(size, np.uint8) if buffer is None else buffer
+        """uint8"""
+        if self.buffer.shape != (size,):
+            raise ValueError(f"the layout has {size} bytes, the buffer {self.buffer.shape}")
         self._views: Leaves = {}
-        offset = 0
-        for name, shape in self.shapes.items():
-            self._views[name] = self.flat[offset : offset + sizes[name]].reshape(shape)
-            offset += sizes[name]
-        if offset != self.flat.size:
-            raise ValueError(f"the table names {offset} numbers, the buffer holds {self.flat.size}")
+        for name, x in layout.items():
+            end = places[name] + math.prod(x.shape) * x.dtype.itemsize
+            self._views[name] = self.buffer[places[name] : end].view(x.dtype).reshape(x.shape)
+        self._flat: Array | None = None
+
+    @property
+    def flat(self) -> Array:
+        """All of it as one array of float32, if that is what it is."""
+        if self._flat is None:
+            other = [name for name, x in self.layout.items() if x.dtype != np.float32]
+            if other:
+                raise TypeError(
+                    f"{other[0]} is {dtype_name(self.layout[other[0]].dtype)}, so these params are "
+                    f"no flat array of float32. Use the leaves by their names."
+                )
+            self._flat = self.buffer.view(np.float32)
+        return self._flat
 
     def __getitem__(self, name: str) -> Array:
         return self._views[name]
@@ -153,20 +220,12 @@ class Params(Mapping[str, Array]):
         return len(self._views)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A version and its params: all that an actor needs in order to act."""
-
-    version: int
-    params: Params
-
-
 def sha256(arrays: Mapping[str, Array]) -> str:
     """A hash of named arrays, independent of the order in which they are given."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
+        digest.update(f"{name}:{dtype_name(array.dtype)}:{array.shape};".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
 

@@ -12,15 +12,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tianji.channel import Conduit, End, Gone
 from tianji.testing import check_transport
+from tianji.testing.items import params_of
 from tianji.transports import shm
 from tianji.transports.shm import DESCRIPTOR, Shm
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 LAYOUT = {"x": leaf((2,), np.int64)}
 CONDUIT = Conduit("c", "lane", LAYOUT, slots=2)
@@ -126,10 +128,10 @@ class InTurn(Broken):
         if self.between:
             grant, count = inbox.grant, iter(range(10_000))
 
-            def in_turn(tag):
+            def in_turn(update, number=0):
                 if inbox._free:
                     inbox._free[0] = next(count) % conduit.slots
-                return grant(tag)
+                return grant(update, number)
 
             inbox.grant = in_turn
         return inbox
@@ -145,27 +147,27 @@ class Loses(Broken):
 
             def lossy():
                 slot = probe()
-                return probe() if slot is not None and slot.tag == 7 else slot
+                return probe() if slot is not None and slot.update == 7 else slot
 
             inbox.probe = lossy
         return inbox
 
 
 class Hasty(Broken):
-    """Offers a slot to the receiver when it is reserved, before it is filled."""
+    """Offers a slot to the receiver when it is looked at, before it is filled."""
 
     def outbox(self, conduit):
         outbox = super().outbox(conduit)
         if self.between:
-            reserve, push = outbox.reserve, outbox.push
+            granted, push = outbox.granted, outbox.push
 
             def hasty():
-                slot = reserve()
-                if slot is not None:
+                slots = granted()[:1]
+                for slot in slots:
                     push(slot)
-                return slot
+                return slots
 
-            outbox.reserve, outbox.push = hasty, lambda slot: None
+            outbox.granted, outbox.push = hasty, lambda slot: None
         return outbox
 
 
@@ -175,7 +177,7 @@ class Torn(Broken):
     def subscriber(self, conduit, index=0):
         subscriber = super().subscriber(conduit, index)
         if self.between:
-            words, data = subscriber._copies.words, subscriber._copies.data
+            words, places = subscriber._copies.words, subscriber._copies.places
 
             def torn(than, out):
                 if words[shm.VERSION] <= than + 1:
@@ -183,10 +185,28 @@ class Torn(Broken):
                     return than
                 place = words[shm.LATEST]
                 version = words[shm.COPIES + 4 * place + 2]
-                np.copyto(out, data[place])
+                np.copyto(out.buffer, places[place].buffer)
                 return version
 
             subscriber.probe = torn
+        return subscriber
+
+
+class TornLease(Broken):
+    """Says of every lease that it is whole."""
+
+    def subscriber(self, conduit, index=0):
+        subscriber = super().subscriber(conduit, index)
+        if self.between:
+            lease = subscriber.lease
+
+            def torn(than):
+                found = lease(than)
+                return found and SimpleNamespace(
+                    version=found.version, params=found.params, give_back=lambda: True
+                )
+
+            subscriber.lease = torn
         return subscriber
 
 
@@ -209,7 +229,7 @@ class NeverGone(Broken):
             def quiet(slot):
                 with contextlib.suppress(Gone):
                     return push(slot)
-                outbox._granted.popleft()
+                outbox._granted.pop(0)
 
             outbox.push = quiet
         return outbox
@@ -238,7 +258,7 @@ class ForgetsGrants(Broken):
     def replace(self, table, fds):
         for (_, side), end in self._ends.items():
             if side == "receive":
-                end._send = lambda index, tag: None
+                end._send = lambda *granted: None
         super().replace(table, fds)
         for (_, side), end in self._ends.items():
             if side == "receive":
@@ -254,7 +274,7 @@ class ForgetsPushes(Broken):
                 end.drain()
                 while end._pushed:
                     slot = end._pushed.pop()
-                    end._granted.appendleft((slot.index, slot.tag))
+                    end._granted.insert(0, (slot.index, *slot.number))
         super().replace(table, fds)
 
 
@@ -292,6 +312,7 @@ FLAWS = {
     Loses: (10.0, "receiver: item 8 of sender 0 came where 7 of sender 0 was due"),
     Hasty: (10.0, "receiver: (an item arrived that is not whole|.*lost, doubled or moved)"),
     Torn: (20.0, "receiver .: version .* was read half"),
+    TornLease: (20.0, "receiver .: version .* was read half"),
     Sleepy: (1.0, "not finished within 1 seconds: .*wake-up was lost"),
     NeverGone: (20.0, "sender: the receiver was killed and push did not raise Gone"),
     Hoarder: (2.0, "its inbox did not say so|not finished within 2 seconds: the receiver"),
@@ -329,12 +350,13 @@ def test_a_transport_that_is_broken_between_processes_is_found(broken):
 @pytest.mark.parametrize(
     ("descriptor", "error"),
     [
-        ((0, 5, 1, ~1), "descriptor 1 came where 0 was due"),
-        ((0, 5, 0, 0), "descriptor 0 came where 0 was due"),
-        ((1, 5, 0, ~0), "slot 1 was pushed"),
-        ((0, 6, 0, ~0), "slot 0 was pushed"),
+        ((0, 0, 5, 1, ~1), "descriptor 1 came where 0 was due"),
+        ((0, 0, 5, 0, 0), "descriptor 0 came where 0 was due"),
+        ((1, 0, 5, 0, ~0), "slot 1 was pushed"),
+        ((0, 0, 6, 0, ~0), "slot 0 was pushed"),
+        ((0, 1, 5, 0, ~0), "slot 0 was pushed"),
     ],
-    ids=["one is missing", "garbled", "another slot", "another tag"],
+    ids=["one is missing", "garbled", "another slot", "another update", "another grant"],
 )
 def test_a_descriptor_that_is_not_due_is_refused(transport, descriptor, error):
     inbox = transport.inbox(CONDUIT)
@@ -350,7 +372,7 @@ import json, socket, sys
 import numpy as np
 from tianji.channel import Conduit, End
 from tianji.transports.shm import Shm
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 conduits = socket.socket(fileno=int(sys.argv[1]))
 table, fds, _, _ = socket.recv_fds(conduits, 4096, 100)
@@ -358,12 +380,13 @@ conduits.close()
 transport = Shm.unpack(json.loads(table), fds)
 outbox = transport.outbox(Conduit("c", "lane", {"x": leaf((2,), np.int64)}, 2))
 snapshots = Conduit("n", "newest", {"w": leaf((3,), np.float32)}, receivers=256)
-newest, flat = transport.subscriber(snapshots, 1), np.zeros(3, np.float32)
+newest, flat = transport.subscriber(snapshots, 1), Params(snapshots.layout)
 while (version := newest.probe(6, flat)) == 6:
     transport.wait(20.0)
-while (slot := outbox.reserve()) is None:
+while not (granted := outbox.granted()):
     transport.wait(20.0)
-slot.leaf("x")[:] = version, flat.sum()
+slot = granted[0]
+slot.leaf("x")[:] = version, flat["w"].sum()
 outbox.push(slot)
 """
 
@@ -381,7 +404,7 @@ def test_ends_can_be_carried_to_another_program(transport):
     try:
         inbox, publisher = transport.inbox(CONDUIT), transport.publisher(NEWEST)
         inbox.grant(0)
-        publisher.push(7, np.full(3, 2, np.float32))
+        publisher.push(7, params_of(NEWEST, 2))
         deadline = time.monotonic() + 20
         while (slot := inbox.probe()) is None:
             assert time.monotonic() < deadline
@@ -400,11 +423,11 @@ def test_ends_can_be_carried_to_another_program(transport):
 def test_pushing_to_a_receiver_that_is_gone_raises(transport):
     outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
     inbox.grant(0)
-    slot = outbox.reserve()
+    slot = outbox.granted()[0]
     transport.keep([End("c", "send")])
     with pytest.raises(Gone):
         outbox.push(slot)
-    assert outbox.reserve() is slot
+    assert outbox.granted()[0] is slot
 
 
 def everything(transport):
@@ -412,10 +435,10 @@ def everything(transport):
     outbox, inbox = transport.outbox(CONDUIT), transport.inbox(CONDUIT)
     subscriber, publisher = transport.subscriber(NEWEST), transport.publisher(NEWEST)
     inbox.grant(0)
-    outbox.push(outbox.reserve())
-    publisher.push(0, np.ones(3, np.float32))
-    out = np.zeros(3, np.float32)
-    assert inbox.probe().tag == subscriber.probe(-1, out) == 0
+    outbox.push(outbox.granted()[0])
+    publisher.push(0, params_of(NEWEST, 1))
+    out = Params(NEWEST.layout)
+    assert inbox.probe().update == subscriber.probe(-1, out) == 0
     return outbox, inbox, subscriber, publisher
 
 
@@ -457,12 +480,12 @@ def test_an_array_outlives_the_transport_it_came_from():
 def test_a_role_that_waits_burns_nothing(transport):
     transport.open(CONDUIT)
     transport.open(NEWEST)
-    transport.publisher(NEWEST).push(0, np.ones(3, np.float32))
+    transport.publisher(NEWEST).push(0, params_of(NEWEST, 1))
 
     def idle():
         transport.keep([End("c", "receive"), End("n", "receive")])
         transport.inbox(CONDUIT)
-        subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+        subscriber, out = transport.subscriber(NEWEST), Params(NEWEST.layout)
         version = subscriber.probe(-1, out)
         begin, end = time.process_time(), time.monotonic() + 1.0
         while (left := end - time.monotonic()) > 0:
@@ -483,11 +506,11 @@ def waits(transport, seconds=0.2):
 
 
 def test_a_role_sleeps_again_after_it_was_woken_by_a_version(transport):
-    subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+    subscriber, out = transport.subscriber(NEWEST), Params(NEWEST.layout)
     publisher = transport.publisher(NEWEST)
     subscriber.probe(-1, out)
     transport.wait(0.0)
-    publisher.push(0, np.ones(3, np.float32))
+    publisher.push(0, params_of(NEWEST, 1))
     assert waits(transport) < 10
 
 
@@ -512,7 +535,7 @@ def test_a_forked_role_does_not_wake_for_what_another_has_not_read(transport):
     begin = time.monotonic()
     transport.wait(5.0)
     assert time.monotonic() - begin < 4.0, "a fork took its parent's wake-ups away"
-    assert outbox.reserve() is not None
+    assert outbox.granted()
 
 
 def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
@@ -520,7 +543,7 @@ def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
     inbox.grant(0)
     assert inbox.probe() is None
     transport.wait(0.0)
-    outbox.push(outbox.reserve())
+    outbox.push(outbox.granted()[0])
     assert inbox.out == 0
     begin = time.monotonic()
     transport.wait(5.0)
@@ -528,7 +551,7 @@ def test_a_receiver_does_not_sleep_over_an_item_that_was_counted(transport):
     begin = time.monotonic()
     transport.wait(0.1)
     assert time.monotonic() - begin > 0.05, "an item that nobody takes must not keep a role awake"
-    assert inbox.probe().tag == 0
+    assert inbox.probe().update == 0
 
 
 def test_every_slot_of_a_long_lane_can_be_out(transport):
@@ -537,9 +560,9 @@ def test_every_slot_of_a_long_lane_can_be_out(transport):
     for tag in range(3000):
         assert inbox.grant(tag)
     for _ in range(3000):
-        outbox.push(outbox.reserve())
+        outbox.push(outbox.granted()[0])
     assert inbox.out == 0
-    assert [inbox.probe().tag for _ in range(3000)] == list(range(3000))
+    assert [inbox.probe().update for _ in range(3000)] == list(range(3000))
 
 
 def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
@@ -553,9 +576,9 @@ def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
     assert granted < 40_000
     pushed = 0
     while pushed < 40_000:
-        while (slot := outbox.reserve()) is not None:
-            assert slot.tag == pushed
-            outbox.push(slot)
+        while granted_to := outbox.granted():
+            assert granted_to[0].update == pushed
+            outbox.push(granted_to[0])
             pushed += 1
         while inbox.probe() is not None:
             pass
@@ -566,24 +589,24 @@ def test_more_slots_than_a_pipe_has_room_for_are_granted_in_turn(transport):
 
 @pytest.mark.parametrize("index", [0, 255])
 def test_every_one_of_many_receivers_is_woken(transport, index):
-    subscriber, out = transport.subscriber(MANY, index), np.zeros(3, np.float32)
+    subscriber, out = transport.subscriber(MANY, index), Params(NEWEST.layout)
     publisher = transport.publisher(NEWEST)
     assert subscriber.probe(-1, out) == -1
     transport.wait(0.0)
-    publisher.push(0, np.ones(3, np.float32))
+    publisher.push(0, params_of(NEWEST, 1))
     begin = time.monotonic()
     transport.wait(5.0)
     assert time.monotonic() - begin < 4.0
     assert subscriber.probe(-1, out) == 0
-    assert out.tolist() == [1, 1, 1]
+    assert out["w"].tolist() == [1, 1, 1]
 
 
 def test_a_version_that_comes_between_a_probe_and_a_wait_is_not_slept_over(transport):
-    subscriber, out = transport.subscriber(NEWEST), np.zeros(3, np.float32)
+    subscriber, out = transport.subscriber(NEWEST), Params(NEWEST.layout)
     publisher = transport.publisher(NEWEST)
     for version in range(2):
         assert subscriber.probe(version - 1, out) == version - 1
-        publisher.push(version, np.ones(3, np.float32))
+        publisher.push(version, params_of(NEWEST, 1))
         begin = time.monotonic()
         transport.wait(5.0)
         assert time.monotonic() - begin < 4.0

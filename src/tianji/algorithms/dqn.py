@@ -33,7 +33,7 @@ from tianji.prioritized import RECORDED, Prioritized
 from tianji.recorded import Recorded, Tensors
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import OffPolicy, Replay
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Layout, Leaves, Params, Rollout, floats
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class Trainer:
             gradients=spec.gradients,
         )
         self._target_flat = Flat({"target": self._target})
-        self._params = Params(_shapes(self._online))
+        self._params = Params(floats(_shapes(self._online)))
         self._support = torch.from_numpy(support(hyper)).to(spec.device)
         self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
         """for the noise on weights"""

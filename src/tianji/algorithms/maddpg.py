@@ -31,7 +31,7 @@ from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import OffPolicy, Replay
 from tianji.team import Shared
-from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, leaf
+from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, floats, leaf
 
 NEVER = -1e9
 """the logit of an action that is not legal"""
@@ -252,7 +252,7 @@ class Trainer:
         self._critic_optimizer = Optimizer(critics, norm, team=team, shared=second)
         self._target_policy = _flat("target_", policies, self._target_policies)
         self._target_critic = _flat("target_", critics, self._target_critics)
-        self._params = Params(_shapes(policies))
+        self._params = Params(floats(_shapes(policies)))
         self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
         self._agents, self._n = len(spec.env.agents), _width(spec)
         self._which = torch.eye(self._agents, device=spec.device)

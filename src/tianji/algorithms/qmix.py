@@ -32,7 +32,7 @@ from tianji.optim import Flat, Optimizer, mean_over
 from tianji.recurrent import NumpyRecurrent, Recurrent
 from tianji.role import State, generator
 from tianji.store import OffPolicy
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Layout, Leaves, Params, Rollout, floats
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class Trainer:
             dict(self._online.items()), hyper.max_grad_norm, team=spec.team, shared=spec.shared
         )
         self._target_flat = Flat({f"target.{name}": m for name, m in self._target.items()})
-        self._params = Params(_shapes(agent))
+        self._params = Params(floats(_shapes(agent)))
         self._updates = 0
         self._groups = spec.groups
         self._part: Rollout | None = None

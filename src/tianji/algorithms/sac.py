@@ -28,7 +28,7 @@ from tianji.distributions import Squashed, bounds
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import State, generator, generator_state, load_generator_state
 from tianji.store import OffPolicy, Replay
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Layout, Leaves, Params, Rollout, floats
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Trainer:
         self._log_alpha = self._temperature["log_alpha"]
         self._target = copy.deepcopy(self._critics).requires_grad_(False)
         self._target_flat = Flat({"target": self._target})
-        self._params = Params(_shapes(self._policy))
+        self._params = Params(floats(_shapes(self._policy)))
         # All learners of a group draw the noise of the whole batch, and each takes its share.
         self._rng = generator(spec.seed, "learner", spec.index("learner"))
         share = hyper.batch_size // spec.learners

@@ -158,7 +158,7 @@ def advance(parts: dict[str, State], counts: Mapping[str, int], on_policy: bool)
     store = parts["store"]
     first = next(name for name in store if name.endswith("rollouts-0"))
     head = store[first]["head"].copy()
-    for slot, _ in buffer["lanes"][0]["pushed"]:  # the buffer has yet to read how far this was
+    for slot, *_ in buffer["lanes"][0]["pushed"]:  # the buffer has yet to read how far this was
         head[slot, PRODUCED] += missing
     store[first] = store[first] | {"head": head}
     for name in [name for name in store if "counts" in store[name]]:  # batches on their way
@@ -168,9 +168,13 @@ def advance(parts: dict[str, State], counts: Mapping[str, int], on_policy: bool)
         store[name] = store[name] | {"counts": told}
     if lost:
         buffer["base"] += lost
-        buffer["expected"] = [[lane, update + lost] for lane, update in buffer["expected"]]
+        buffer["numbers"] = [[update + lost, n] for update, n in buffer["numbers"]]
+        buffer["early"] = [
+            [lane, slot, update + lost, n] for lane, slot, update, n in buffer["early"]
+        ]
+        buffer["expected"] = [[lane, update + lost, n] for lane, update, n in buffer["expected"]]
         for conduit in (*buffer["lanes"], *(learner["batches"] for learner in learners)):
             conduit["tag"] += lost
             for kind in ("granted", "pushed"):
-                conduit[kind] = [[slot, tag + lost] for slot, tag in conduit[kind]]
+                conduit[kind] = [[slot, update + lost, n] for slot, update, n in conduit[kind]]
     return lost

@@ -22,7 +22,7 @@ from tianji.config import (
 from tianji.driver import Serial, Shuffled
 from tianji.env import Env, TimeStep
 from tianji.learner import UPDATE, NonFinite
-from tianji.types import Array, Leaves, Params, Rollout, rollout_layout, sha256
+from tianji.types import Array, Leaves, Params, Rollout, floats, rollout_layout, sha256
 
 SCALE = ScaleConfig(actors=2, envs_per_actor=4, rollout_length=8)
 AS_PRESET = RelaxConfig()
@@ -192,12 +192,12 @@ def _check_policy(algorithm: Algorithm, make: Callable[[int], Env], network: Net
     built = build(config_for(algorithm, network=network), make)
     spec, policy = built.spec, algorithm.policy(built.spec)
     params = algorithm.trainer(spec).params(0)
-    assert dict(params.shapes) == dict(policy.shapes), (
+    assert params.layout == floats(policy.shapes), (
         "the trainer's params are not those that the policy's shapes name, so a snapshot would be "
         "read wrongly. Make both from one table."
     )
-    copy = Params(policy.shapes)
-    np.copyto(copy.flat, params.flat)
+    copy = Params(floats(policy.shapes))
+    np.copyto(copy.buffer, params.buffer)
     policy.load(copy)
     observation, state = env.reset(0), policy.initial(4)
     drawn = [policy.act(observation, state, np.random.default_rng(3)) for _ in range(2)]
@@ -230,8 +230,8 @@ def _check_snapshot(
     policies = [algorithm.policy(built.spec) for _ in range(2)]
     params = built.learner._trainer.params(built.learner.version)
     for policy in policies:
-        copy = Params(policy.shapes)
-        np.copyto(copy.flat, params.flat)
+        copy = Params(floats(policy.shapes))
+        np.copyto(copy.buffer, params.buffer)
         policy.load(copy)
     observation = env.reset(0)
     for seed in (None, 3):

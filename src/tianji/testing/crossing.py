@@ -28,7 +28,7 @@ from tianji.testing.items import (
     shared,
     whole,
 )
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 FOR_EVER = 3600.0
 """seconds to sleep where only a wake-up that never came would let them pass"""
@@ -116,9 +116,10 @@ def _send(
 ) -> None:
     outbox = transport.outbox(conduit)
     for number in range(items):
-        while (slot := outbox.reserve()) is None:
+        while not (granted := outbox.granted()):
             transport.wait(FOR_EVER)
-        assert slot.tag == number, f"grants came out of order: {slot.tag}, not {number}"
+        slot = granted[0]
+        assert slot.update == number, f"grants came out of order: {slot.update}, not {number}"
         assert outbox.tag >= number, "the newest tag must be visible to the sender"
         fill(slot, sender, number, rng)
         outbox.push(slot)
@@ -201,8 +202,9 @@ def _check_sender_death(
     def send() -> None:
         outbox = transport.outbox(conduit)
         while True:
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(FOR_EVER)
+            slot = granted[0]
             if moment is None and counts[1] == 2:
                 slot.leaf("head")[:] = 0, 2
                 slot.leaf("body")[:256] = content(0, 2)[:256]
@@ -234,7 +236,7 @@ def _check_sender_death(
         assert counts[1] <= probed <= counts[0], (
             f"{counts[1]} items were pushed before the sender was killed, and {probed} arrived"
         )
-        reclaim(inbox, list(range(probed, granted)), SLOTS)
+        reclaim(inbox, [(update, 0) for update in range(probed, granted)], SLOTS)
 
     parts = [
         Part("the sender", [End(conduit.name, "send")], send, dies=True),
@@ -252,8 +254,9 @@ def _check_receiver_death(
     def send() -> None:
         outbox = transport.outbox(conduit)
         for number in range(conduit.slots):
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(FOR_EVER)
+            slot = granted[0]
             fill(slot, 0, number)
             try:
                 outbox.push(slot)
@@ -291,23 +294,28 @@ def _check_snapshots(
     counts[0] = -1
 
     def publish() -> None:
-        publisher, flat, version = transport.publisher(conduit), np.empty(size, np.float32), -1
+        publisher, params, version = transport.publisher(conduit), Params(conduit.layout), -1
         while counts[1:].min() < reads:
             version += 1
-            flat.fill(version)
-            publisher.push(version, flat)
+            params.flat.fill(version)
+            publisher.push(version, params)
         counts[0] = version
         while counts[1:].min() <= reads:
             time.sleep(0.001)
         time.sleep(0.01)
-        flat.fill(version + 1)
-        publisher.push(version + 1, flat)
+        params.flat.fill(version + 1)
+        publisher.push(version + 1, params)
 
     def subscribe(index: int) -> None:
         subscriber = transport.subscriber(conduit, index)
-        out, version = np.empty(size, np.float32), -1
+        out, version = Params(conduit.layout), -1
         while (last := int(counts[0])) < 0 or version < 0:
-            seen, version = version, subscriber.probe(version, out)
+            seen = version
+            if index or not subscriber.leases:
+                version = subscriber.probe(version, out)
+            elif (lease := subscriber.lease(version)) is not None:
+                np.copyto(out.buffer, lease.params.buffer)
+                version = lease.version if lease.give_back() else version
             whole(version, seen, out)
             counts[1 + index] = min(counts[1 + index] + (version > seen), reads)
             if version == seen:
@@ -339,17 +347,17 @@ def _check_publisher_death(
     counts[:] = -1
 
     def publish() -> None:
-        publisher, flat = transport.publisher(conduit), np.empty(size, np.float32)
+        publisher, params = transport.publisher(conduit), Params(conduit.layout)
         while True:
-            flat.fill(counts[1] + 1)
+            params.flat.fill(counts[1] + 1)
             counts[0] += 1
-            publisher.push(int(counts[0]), flat)
+            publisher.push(int(counts[0]), params)
             counts[1] += 1
             if counts[1] == 0:
                 signal.setitimer(signal.ITIMER_REAL, moment)
 
     def subscribe() -> None:
-        subscriber, out = transport.subscriber(conduit), np.empty(size, np.float32)
+        subscriber, out = transport.subscriber(conduit), Params(conduit.layout)
         last = -1
         while last < 0 or counts[1] > last:
             last = int(counts[1])

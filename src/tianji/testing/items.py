@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from tianji.channel import Inbox, Slot
-from tianji.types import Array, leaf
+from tianji.channel import Conduit, Inbox, Slot
+from tianji.types import Array, Params, leaf
 
 SLOTS = 3
 LAYOUT = {"head": leaf((2,), np.int64), "body": leaf((512,), np.int64)}
@@ -38,12 +38,14 @@ def intact(slot: Slot, sender: int, number: int, probed: bool = False) -> None:
         wrong = "an item arrived that is not whole"
     assert head == [sender, number], moved
     if not probed:
-        assert slot.tag == number, f"an item came with tag {slot.tag} where {number} was due"
+        assert slot.update == number, (
+            f"an item came with update {slot.update} where {number} was due"
+        )
     assert (slot.arrays["body"] == content(sender, number)).all(), wrong
 
 
-def grant(inbox: Inbox, tag: int, used: int) -> bool:
-    given = inbox.grant(tag)
+def grant(inbox: Inbox, update: int, used: int) -> bool:
+    given = inbox.grant(update)
     if given:
         assert used < SLOTS, "a slot was granted that is still in use: its data would be lost"
     else:
@@ -51,14 +53,22 @@ def grant(inbox: Inbox, tag: int, used: int) -> bool:
     return given
 
 
-def reclaim(inbox: Inbox, tags: list[int], free: int) -> None:
+def reclaim(inbox: Inbox, numbers: list[tuple[int, int]], free: int) -> None:
     found = inbox.reclaim()
-    assert found == tags, f"grants {tags} were never pushed, and reclaim() gave {found}"
+    assert found == numbers, f"grants {numbers} were never pushed, and reclaim() gave {found}"
     assert inbox.out == 0, "what was reclaimed is no longer out"
     assert len(set(inbox.state()["free"])) == free, "slots that were reclaimed must be free again"
 
 
-def whole(version: int, seen: int, out: Array) -> None:
+def params_of(conduit: Conduit, version: int) -> Params:
+    """A version of a newest-only conduit: all its numbers are this one."""
+    params = Params(conduit.layout)
+    params.flat[:] = version
+    return params
+
+
+def whole(version: int, seen: int, params: Params) -> None:
+    out = params.flat
     assert version >= seen, f"version {version} came after version {seen}"
     assert version == seen or (out == version).all(), (
         f"version {version} was read half: it has numbers of {np.unique(out)[:3]}"

@@ -80,18 +80,19 @@ def _check_new_senders(
     def send(life: int) -> None:
         outbox = transport.outbox(conduit)
         while True:
-            while (slot := outbox.reserve()) is None:
+            while not (granted := outbox.granted()):
                 transport.wait(0.01)
-            assert done[slot.tag] == 0, (
-                f"item {slot.tag} was pushed by a sender that is dead, and is granted once more"
+            slot = granted[0]
+            assert done[slot.update] == 0, (
+                f"item {slot.update} was pushed by a sender that is dead, and is granted once more"
             )
             begun[life] += 1
-            fill(slot, life, slot.tag)
+            fill(slot, life, slot.update)
             try:
                 outbox.push(slot)
             except Gone:
                 return  # the receiver has all that it wants
-            done[slot.tag] = life
+            done[slot.update] = life
 
     def receive(line: socket.socket) -> None:
         inbox, granted, probed, newest = transport.inbox(conduit), 0, 0, 1
@@ -103,10 +104,10 @@ def _check_new_senders(
             if _told(line):
                 newest += 1
                 if reclaims:
-                    tags = inbox.reclaim()
-                    first = granted - len(tags)
-                    assert tags == list(range(first, granted)), (
-                        f"grants {tags} were never pushed, and the last one was {granted - 1}"
+                    numbers = inbox.reclaim()
+                    first = granted - len(numbers)
+                    assert numbers == [(update, 0) for update in range(first, granted)], (
+                        f"grants {numbers} were never pushed, and the last one was {granted - 1}"
                     )
                     granted = first
                 _take_over(transport, line)
@@ -150,7 +151,7 @@ def _check_new_receivers(
                 transport.wait(0.002)
                 continue
             number = 1_000_000 * life + probed
-            assert slot.tag == number, f"item {slot.tag} came where {number} was due"
+            assert slot.update == number, f"item {slot.update} came where {number} was due"
             assert slot.leaf("head").tolist() == [0, number], (
                 "what a dead receiver had granted came"
             )
@@ -165,12 +166,13 @@ def _check_new_receivers(
             if _told(line):
                 newest += 1
                 _take_over(transport, line)
-            if (slot := outbox.reserve()) is None:
+            if not (granted := outbox.granted()):
                 transport.wait(0.002)
                 continue
-            assert slot.tag // 1_000_000 == newest, "a grant of a dead receiver was offered"
+            slot = granted[0]
+            assert slot.update // 1_000_000 == newest, "a grant of a dead receiver was offered"
             dawdle(slow)
-            fill(slot, 0, slot.tag)
+            fill(slot, 0, slot.update)
             try:
                 outbox.push(slot)
             except Gone:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tianji.channel import Conduit, Inbox, Outbox, Slot, Transport
+from tianji.channel import Conduit, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
 from tianji.testing.crossing import check_crossing
 from tianji.testing.items import (
     LAYOUT,
@@ -15,10 +15,11 @@ from tianji.testing.items import (
     fill,
     grant,
     intact,
+    params_of,
     reclaim,
 )
 from tianji.testing.renewal import check_renewal
-from tianji.types import leaf
+from tianji.types import Params, leaf
 
 TURNS = 200
 """turns for each item, after which a transport in one process is taken to have stalled"""
@@ -34,8 +35,9 @@ def check_transport(
     """Does a transport keep its word? An AssertionError says which one it broke.
 
     In one process, for 1, 4 and 8 senders with `items` each, in random order: order, no loss, no
-    duplicate, no corruption, refusal when full, tags and releases that the sender can see, a state
-    from which another transport goes on, slots that are reclaimed; and only the newest, for each
+    duplicate, no corruption, refusal when full, grants and releases that the sender can see, a
+    state from which another transport goes on, slots that are reclaimed, slots that are pushed in
+    any order where they may be; and only the newest, for each
     receiver, where only the newest is promised. What was granted or pushed in this process must be
     seen at once.
 
@@ -54,6 +56,7 @@ def check_transport(
     for senders in (1, 4, 8):
         _check_conduits(make, senders, items, rng)
     _check_reclaim(make)
+    _check_any_order(make, rng)
     _check_newest(make)
     if processes:
         check_crossing(make, items, rng, deadline)
@@ -118,11 +121,14 @@ class _Lane:
         self._count()
 
     def push(self) -> None:
-        slot = self.outbox.reserve()
-        if slot is None:
-            assert self.granted == self.pushed, "a granted slot was not offered to the sender"
+        granted = self.outbox.granted()
+        assert len(granted) == self.granted - self.pushed, (
+            "a granted slot was not offered to the sender"
+        )
+        if not granted:
             return
-        assert self.outbox.reserve() is slot, "a slot stays reserved until it is pushed"
+        slot = granted[0]
+        assert self.outbox.granted()[0] is slot, "a slot stays the same until it is pushed"
         fill(slot, self.sender, self.pushed)
         assert (self._memory["body"][slot.index] == slot.leaf("body")).all(), (
             "the conduit's memory must be the memory of its slots: a third role reads it in place"
@@ -156,7 +162,7 @@ class _Lane:
         )
         granted, pushed = state["granted"], state["pushed"]
         held = [slot.index for _, slot in self._held]
-        places = [*state["free"], *(index for index, _ in granted + pushed), *held]
+        places = [*state["free"], *(index for index, *_ in granted + pushed), *held]
         assert sorted(places) == list(range(SLOTS)), (
             f"in its state each slot must be free, granted or pushed, or held: {state}, {held}"
         )
@@ -180,36 +186,98 @@ def _check_reclaim(make: Callable[[], Transport]) -> None:
     transport, conduit = make(), Conduit("check-reclaim", "lane", LAYOUT, SLOTS)
     try:
         outbox, inbox = transport.outbox(conduit), transport.inbox(conduit)
-        for tag in (5, 6, 7):
-            inbox.grant(tag)
-        slot = outbox.reserve()
-        assert slot is not None, "a granted slot was not offered to the sender"
-        outbox.push(slot)
-        reclaim(inbox, [6, 7], SLOTS - 1)
+        for number in ((5, 0), (5, 1), (6, 0)):
+            inbox.grant(*number)
+        granted = outbox.granted()
+        assert [slot.number for slot in granted] == [(5, 0), (5, 1), (6, 0)], (
+            "the sender must see the numbers of its grants, the oldest first"
+        )
+        try:
+            outbox.push(granted[1])
+        except ValueError:
+            outbox.push(granted[0])
+        else:
+            raise AssertionError("an ordered conduit let a slot be pushed before an older one")
+        reclaim(inbox, [(5, 1), (6, 0)], SLOTS - 1)
         probed = inbox.probe()
         assert probed is not None, "what was pushed must outlive reclaim()"
-        assert probed.tag == 5, "what was pushed must outlive reclaim()"
+        assert probed.number == (5, 0), "what was pushed must outlive reclaim()"
+    finally:
+        transport.close()
+
+
+def _check_any_order(make: Callable[[], Transport], rng: np.random.Generator) -> None:
+    """Where the conduit is not ordered, slots come as they were pushed, with their numbers."""
+    transport = make()
+    conduit = Conduit("check-order", "lane", LAYOUT, SLOTS, ordered=False)
+    try:
+        outbox, inbox = transport.outbox(conduit), transport.inbox(conduit)
+        waiting: list[tuple[int, int]] = []
+        for count in range(100):
+            while len(waiting) < SLOTS:
+                waiting.append((count, len(waiting)))
+                assert inbox.grant(*waiting[-1]), "a grant was refused although a slot is free"
+            for _ in range(rng.integers(1, SLOTS + 1)):
+                granted = outbox.granted()
+                assert [slot.number for slot in granted] == waiting, "grants must keep their order"
+                slot = granted[int(rng.integers(len(granted)))]
+                fill(slot, *slot.number)
+                waiting.remove(slot.number)
+                outbox.push(slot)
+                assert [[*x[1:]] for x in inbox.state()["granted"]] == [[*x] for x in waiting], (
+                    "its state must say which grants were not pushed"
+                )
+                probed = inbox.probe()
+                assert probed is not None, "a pushed item was not offered to the receiver"
+                assert probed.number == slot.number, "an item came with the number of another"
+                assert probed.leaf("head").tolist() == [*slot.number], "an item was moved"
+                inbox.release(probed)
+        reclaim(inbox, waiting, SLOTS)
     finally:
         transport.close()
 
 
 def _check_newest(make: Callable[[], Transport]) -> None:
-    transport, out = make(), np.zeros(5, np.float32)
-    layout = {"w": leaf((5,), np.float32)}
-    conduit = Conduit("check-newest", "newest", layout, receivers=3)
+    conduit = Conduit("check-newest", "newest", {"w": leaf((5,), np.float32)}, receivers=3)
+    transport, out = make(), Params(conduit.layout)
     try:
         subscribers = [transport.subscriber(conduit, index) for index in range(3)]
         publisher = transport.publisher(conduit)
         for subscriber in subscribers:
             assert subscriber.probe(-1, out) == -1, "nothing was pushed, so nothing can be newer"
+            assert subscriber.lease(-1) is None, "nothing was pushed, so nothing can be leased"
         for version in (0, 1, 4):
-            publisher.push(version, np.full(5, version, np.float32))
+            publisher.push(version, params_of(conduit, version))
         for subscriber in subscribers:
-            out[:] = -1
+            out.flat[:] = -1
             assert subscriber.probe(-1, out) == 4, "each receiver must see the newest version"
-            assert (out == 4).all(), "the version and its content must belong together"
-            out[:] = -1
+            assert (out.flat == 4).all(), "the version and its content must belong together"
+            out.flat[:] = -1
             assert subscriber.probe(4, out) == 4, "a version that is known already is not newer"
-            assert (out == -1).all(), "where nothing is newer, nothing must be copied"
+            assert (out.flat == -1).all(), "where nothing is newer, nothing must be copied"
+        _check_leases(conduit, publisher, subscribers)
     finally:
         transport.close()
+
+
+def _check_leases(
+    conduit: Conduit, publisher: Publisher, subscribers: Sequence[Subscriber]
+) -> None:
+    """A lease is the newest version, or is found to be torn."""
+    for subscriber in subscribers:
+        lease = subscriber.lease(3)
+        assert (lease is not None) == subscriber.leases, "a newer version was not leased"
+        assert subscriber.lease(4) is None, "a version that is known already is not newer"
+        if lease is not None:
+            assert (lease.version, lease.params["w"].tolist()) == (4, [4] * 5), (
+                "the leased version and its content must belong together"
+            )
+            assert lease.give_back(), "nothing was pushed meanwhile, so no lease can be torn"
+    torn = [lease for subscriber in subscribers if (lease := subscriber.lease(3)) is not None]
+    for version in range(5, 20):
+        publisher.push(version, params_of(conduit, version))
+    for lease in torn:
+        same = (lease.params["w"] == lease.version).all()
+        assert not lease.give_back() or same, (
+            "a lease was overwritten and given back as whole: a policy would act with a mixture"
+        )

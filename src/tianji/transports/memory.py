@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tianji.channel import Conduit, Inbox, Outbox, Publisher, Slot, Subscriber, Transport
-from tianji.types import Array
+from tianji.channel import (
+    Conduit,
+    Inbox,
+    Lease,
+    Outbox,
+    Publisher,
+    Slot,
+    Subscriber,
+    Transport,
+    check_push,
+)
+from tianji.types import Array, Params
 
 
 class _Pipe:
@@ -23,8 +34,9 @@ class _Pipe:
             name: np.zeros((conduit.slots, *leaf.shape), leaf.dtype)
             for name, leaf in conduit.layout.items()
         }
+        self.ordered = conduit.ordered
         self._free = deque(range(conduit.slots))
-        self._granted: deque[Slot] = deque()
+        self._granted: list[Slot] = []
         self._pushed: deque[Slot] = deque()
         self._used = 0
         """slots that were ever granted; the rest of the memory is untouched"""
@@ -35,22 +47,22 @@ class _Pipe:
     def out(self) -> int:
         return len(self._granted)
 
-    def grant(self, tag: int) -> bool:
+    def grant(self, update: int, grant: int = 0) -> bool:
         if not self._free:
             return False
-        slot = Slot(self._free.popleft(), self.memory, tag)
+        slot = Slot(self._free.popleft(), self.memory, update, grant)
         self._used = max(self._used, slot.index + 1)
-        self.tag = tag
+        self.tag = update
         self._granted.append(slot)
         return True
 
-    def reserve(self) -> Slot | None:
-        return self._granted[0] if self._granted else None
+    def granted(self) -> Sequence[Slot]:
+        return self._granted
 
     def push(self, slot: Slot) -> None:
-        if not self._granted or slot is not self._granted[0]:
-            raise ValueError("only the slot that was reserved last can be pushed")
-        self._pushed.append(self._granted.popleft())
+        check_push(slot, self._granted, self.ordered)
+        self._granted.remove(slot)
+        self._pushed.append(slot)
 
     def probe(self) -> Slot | None:
         return self._pushed.popleft() if self._pushed else None
@@ -62,12 +74,12 @@ class _Pipe:
     def slot(self, index: int) -> Slot:
         return Slot(index, self.memory)
 
-    def reclaim(self) -> list[int]:
-        tags = [slot.tag for slot in self._granted]
+    def reclaim(self) -> list[tuple[int, int]]:
+        numbers = [slot.number for slot in self._granted]
         # To the front: slots are granted in the same order again.
         self._free.extendleft(slot.index for slot in reversed(self._granted))
         self._granted.clear()
-        return tags
+        return numbers
 
     def state(self) -> dict[str, Any]:
         return {
@@ -75,33 +87,57 @@ class _Pipe:
             "released": self.released,
             "used": self._used,
             "free": list(self._free),
-            "granted": [[slot.index, slot.tag] for slot in self._granted],
-            "pushed": [[slot.index, slot.tag] for slot in self._pushed],
+            "granted": [[slot.index, *slot.number] for slot in self._granted],
+            "pushed": [[slot.index, *slot.number] for slot in self._pushed],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.tag, self.released, self._used = state["tag"], state["released"], state["used"]
         self._free = deque(state["free"])
-        self._granted, self._pushed = (
-            deque(Slot(index, self.memory, tag) for index, tag in state[name])
+        granted, pushed = (
+            [Slot(index, self.memory, *number) for index, *number in state[name]]
             for name in ("granted", "pushed")
         )
+        self._granted, self._pushed = granted, deque(pushed)
 
 
 class _Newest:
+    """All ends of a newest-only conduit; a lease of its value, too."""
+
+    leases = True
+
     def __init__(self, conduit: Conduit) -> None:
+        self.layout = conduit.layout
         self._version = -1
-        self._flat = np.zeros(conduit.nbytes // 4, np.float32)
+        self._params = Params(conduit.layout)
+        self._pushes = 0
 
-    def push(self, version: int, flat: Array) -> None:
-        np.copyto(self._flat, flat)
+    def push(self, version: int, params: Params) -> None:
+        np.copyto(self._params.buffer, params.buffer)
         self._version = version
+        self._pushes += 1
 
-    def probe(self, than: int, out: Array) -> int:
+    def probe(self, than: int, out: Params) -> int:
         if self._version > than:
-            np.copyto(out, self._flat)
+            np.copyto(out.buffer, self._params.buffer)
             return self._version
         return than
+
+    def lease(self, than: int) -> Lease | None:
+        if self._version <= than:
+            return None
+        return _Lease(self._version, self._params, self._pushes, self)
+
+
+@dataclass(frozen=True)
+class _Lease:
+    version: int
+    params: Params
+    pushes: int
+    newest: _Newest
+
+    def give_back(self) -> bool:
+        return self.newest._pushes == self.pushes
 
 
 class Memory(Transport):

@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,16 +29,19 @@ from tianji.channel import (
     End,
     Gone,
     Inbox,
+    Lease,
     Outbox,
     Publisher,
     Slot,
     Subscriber,
     Transport,
+    check_push,
 )
-from tianji.types import Array, fence
+from tianji.types import Array, Params, fence
 
-DESCRIPTOR = struct.Struct("<qqqq")
-"""slot, tag, the sender's count of descriptors, and the complement of that count"""
+DESCRIPTOR = struct.Struct("<iiqqq")
+"""slot, the number of its grant, backwards, the sender's count of descriptors, and the complement
+of that count"""
 AT_ONCE = 64 * DESCRIPTOR.size
 """bytes of descriptors read in one call; a multiple of one, so that none is cut"""
 
@@ -139,9 +143,9 @@ class _Reader:
         self.ended = False
         self._count = 0
 
-    def read(self) -> list[tuple[int, int]]:
-        """(slot, tag) of all that have arrived."""
-        found: list[tuple[int, int]] = []
+    def read(self) -> list[tuple[int, int, int]]:
+        """(slot, update, grant) of all that have arrived."""
+        found: list[tuple[int, int, int]] = []
         while not self.ended:
             try:
                 raw = os.read(self.fd, AT_ONCE)
@@ -149,11 +153,11 @@ class _Reader:
                 break
             if not raw:
                 self.ended = True
-            for index, tag, count, check in DESCRIPTOR.iter_unpack(raw):
+            for index, grant, update, count, check in DESCRIPTOR.iter_unpack(raw):
                 if count != self._count or check != ~count:
                     raise ValueError(f"descriptor {count} came where {self._count} was due")
                 self._count += 1
-                found.append((index, tag))
+                found.append((index, update, grant))
             if len(raw) < AT_ONCE:
                 break
         return found
@@ -166,11 +170,11 @@ class _Writer:
         self.fd = fd
         self._count = 0
 
-    def write(self, index: int, tag: int) -> int:
+    def write(self, index: int, update: int, grant: int) -> int:
         """How many were written, this one included; raises `Gone` where nobody can read it."""
         count = self._count
         try:
-            os.write(self.fd, DESCRIPTOR.pack(index, tag, count, ~count))
+            os.write(self.fd, DESCRIPTOR.pack(index, grant, update, count, ~count))
         except BrokenPipeError:
             raise Gone from None
         self._count += 1
@@ -180,12 +184,15 @@ class _Writer:
 class _Sender:
     """An outbox."""
 
-    def __init__(self, words: memoryview, memory: Mapping[str, Array], files: _Files) -> None:
+    def __init__(
+        self, conduit: Conduit, words: memoryview, memory: Mapping[str, Array], files: _Files
+    ) -> None:
         self._words = words
         self._memory = memory
+        self._ordered = conduit.ordered
         self._grants = _Reader(files["grants_r"])
         self._items = _Writer(files["items_w"])
-        self._granted: deque[Slot] = deque()
+        self._granted: list[Slot] = []
         self._seen = 0
 
     @property
@@ -198,23 +205,20 @@ class _Sender:
         released: int = self._words[RELEASED]
         return released
 
-    def reserve(self) -> Slot | None:
-        if not self._granted:
-            if self._words[GRANTED] == self._seen:
-                return None
+    def granted(self) -> Sequence[Slot]:
+        if self._words[GRANTED] != self._seen:
             self.drain()
-        return self._granted[0] if self._granted else None
+        return self._granted
 
     def push(self, slot: Slot) -> None:
-        if not self._granted or slot is not self._granted[0]:
-            raise ValueError("only the slot that was reserved last can be pushed")
-        self._words[PUSHED] = self._items.write(slot.index, slot.tag)
-        self._granted.popleft()
+        check_push(slot, self._granted, self._ordered)
+        self._words[PUSHED] = self._items.write(slot.index, slot.update, slot.grant)
+        self._granted.remove(slot)
 
     def drain(self) -> bool:
         """Take what has come; True where more can come."""
-        for index, tag in self._grants.read():
-            self._granted.append(Slot(index, self._memory, tag))
+        for index, update, grant in self._grants.read():
+            self._granted.append(Slot(index, self._memory, update, grant))
             self._seen += 1
         return not self._grants.ended
 
@@ -230,15 +234,16 @@ class _Receiver:
     """An inbox."""
 
     def __init__(
-        self, words: memoryview, memory: Mapping[str, Array], slots: int, files: _Files
+        self, conduit: Conduit, words: memoryview, memory: Mapping[str, Array], files: _Files
     ) -> None:
+        self.ordered = conduit.ordered
         self._words = words
         self._memory = memory
         self._items = _Reader(files["items_r"])
         self._grants = _Writer(files["grants_w"])
         self._most_out = _room(files["items_r"], files["grants_w"])
-        self._free = deque(range(slots))
-        self._granted: deque[tuple[int, int]] = deque()
+        self._free = deque(range(conduit.slots))
+        self._granted: list[tuple[int, int, int]] = []
         self._pushed: deque[Slot] = deque()
         self._seen = 0
         self._used = 0
@@ -255,14 +260,14 @@ class _Receiver:
             self.drain()
         return len(self._granted)
 
-    def grant(self, tag: int) -> bool:
+    def grant(self, update: int, grant: int = 0) -> bool:
         if not self._free or self._items.ended or len(self._granted) >= self._most_out:
             return False
         index = self._free.popleft()
         self._used = max(self._used, index + 1)
-        self._granted.append((index, tag))
-        self._words[TAG] = tag + 1
-        self._send(index, tag)
+        self._granted.append((index, update, grant))
+        self._words[TAG] = update + 1
+        self._send(index, update, grant)
         return True
 
     def probe(self) -> Slot | None:
@@ -280,13 +285,13 @@ class _Receiver:
     def slot(self, index: int) -> Slot:
         return Slot(index, self._memory)
 
-    def reclaim(self) -> list[int]:
+    def reclaim(self) -> list[tuple[int, int]]:
         self.drain()
-        tags = [tag for _, tag in self._granted]
+        numbers = [(update, grant) for _, update, grant in self._granted]
         # To the front: slots are granted in the same order again.
-        self._free.extendleft(index for index, _ in reversed(self._granted))
+        self._free.extendleft(index for index, *_ in reversed(self._granted))
         self._granted.clear()
-        return tags
+        return numbers
 
     def state(self) -> dict[str, Any]:
         self.drain()
@@ -296,24 +301,28 @@ class _Receiver:
             "used": self._used,
             "free": list(self._free),
             "granted": [list(x) for x in self._granted],
-            "pushed": [[slot.index, slot.tag] for slot in self._pushed],
+            "pushed": [[slot.index, *slot.number] for slot in self._pushed],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._words[TAG], self._words[RELEASED] = state["tag"] + 1, state["released"]
         self._used, self._free = state["used"], deque(state["free"])
-        self._granted = deque((index, tag) for index, tag in state["granted"])
-        self._pushed = deque(Slot(index, self._memory, tag) for index, tag in state["pushed"])
-        for index, tag in self._granted:
-            self._send(index, tag)
+        self._granted = [(index, update, grant) for index, update, grant in state["granted"]]
+        self._pushed = deque(
+            Slot(index, self._memory, *number) for index, *number in state["pushed"]
+        )
+        for granted in self._granted:
+            self._send(*granted)
 
     def drain(self) -> bool:
         """Take what has come; True where more can come."""
-        for index, tag in self._items.read():
-            if not self._granted or (index, tag) != self._granted[0]:
-                raise ValueError(f"slot {index} was pushed, which is not the one that was granted")
-            self._granted.popleft()
-            self._pushed.append(Slot(index, self._memory, tag))
+        for item in self._items.read():
+            if item not in self._granted[: 1 if self.ordered else None]:
+                raise ValueError(
+                    f"slot {item[0]} was pushed, which is not the one that was granted"
+                )
+            self._granted.remove(item)
+            self._pushed.append(Slot(item[0], self._memory, *item[1:]))
             self._seen += 1
             self.fresh = True
         return not self._items.ended
@@ -324,14 +333,14 @@ class _Receiver:
         self.drain()
         self._items, self._grants = _Reader(files["items_r"]), _Writer(files["grants_w"])
         self._seen = self._words[GRANTED] = self._words[PUSHED] = 0
-        for index, tag in self._granted:
-            self._send(index, tag)
+        for granted in self._granted:
+            self._send(*granted)
         return files["items_r"]
 
-    def _send(self, index: int, tag: int) -> None:
+    def _send(self, index: int, update: int, grant: int) -> None:
         # A sender that is dead is not the receiver's failure: its end of file says so.
         with contextlib.suppress(Gone):
-            self._words[GRANTED] = self._grants.write(index, tag)
+            self._words[GRANTED] = self._grants.write(index, update, grant)
 
 
 class _Copies:
@@ -339,8 +348,9 @@ class _Copies:
 
     def __init__(self, file: _File, conduit: Conduit) -> None:
         self.words = file.words
-        room, size = self.room(conduit), conduit.nbytes // 4
-        self.data = [file.array(i * room, (size,), np.float32) for i in range(PLACES)]
+        self.layout, room = conduit.layout, self.room(conduit)
+        places = (file.array(i * room, (conduit.nbytes,), np.uint8) for i in range(PLACES))
+        self.places = [Params(conduit.layout, place) for place in places]
 
     @staticmethod
     def room(conduit: Conduit) -> int:
@@ -357,15 +367,16 @@ class _Publisher:
         """the event descriptor of each receiver"""
         self._count = 0
 
-    def push(self, version: int, flat: Array) -> None:
+    def push(self, version: int, params: Params) -> None:
         words, place = self._copies.words, self._count % PLACES
+        buffer = self._copies.places[place].buffer
         self._count += 1
         word = COPIES + 4 * place
         words[word] = self._count
         fence()  # large copies go past the cache: without this they could overtake the mark
-        np.copyto(self._copies.data[place], flat)
+        np.copyto(buffer, params.buffer)
         words[word + 2] = version
-        words[word + 3] = 0 if ORDERED else zlib.crc32(self._copies.data[place].data)
+        words[word + 3] = 0 if ORDERED else zlib.crc32(buffer.data)
         words[word + 1] = self._count
         words[LATEST] = place
         words[VERSION] = version + 1
@@ -376,17 +387,33 @@ class _Publisher:
                 os.eventfd_write(event, 1)
 
 
+@dataclass(frozen=True)
+class _Lease:
+    version: int
+    params: Params
+    words: memoryview
+    word: int
+    """the first one of the place"""
+    end: int
+    """what it was"""
+
+    def give_back(self) -> bool:
+        return bool(self.words[self.word] == self.end)
+
+
 class _Subscriber:
     """Copies the newest, and again where it was overwritten meanwhile."""
 
     def __init__(self, copies: _Copies, index: int, event: int) -> None:
         self.event = event
+        self.layout = copies.layout
+        self.leases = ORDERED
         self._copies = copies
         self._asleep = ASLEEP + 8 * index
         self._wants = False
         self._noticed = 0
 
-    def probe(self, than: int, out: Array) -> int:
+    def probe(self, than: int, out: Params) -> int:
         words = self._copies.words
         if words[VERSION] <= than + 1:
             self._wants = True
@@ -395,12 +422,22 @@ class _Subscriber:
             place = words[LATEST]
             word = COPIES + 4 * place
             end, version, check = words[word + 1], words[word + 2], words[word + 3]
-            np.copyto(out, self._copies.data[place])
+            np.copyto(out.buffer, self._copies.places[place].buffer)
             if not ORDERED:
                 fence()
-            if words[word] == end and (ORDERED or zlib.crc32(out.data) == check):
+            if words[word] == end and (ORDERED or zlib.crc32(out.buffer.data) == check):
                 return version if version > than else than
         raise RuntimeError("the newest version was overwritten at every try to read it")
+
+    def lease(self, than: int) -> Lease | None:
+        words = self._copies.words
+        if not ORDERED or words[VERSION] <= than + 1:
+            self._wants = True
+            return None
+        place = words[LATEST]
+        word = COPIES + 4 * place
+        end, version = words[word + 1], words[word + 2]
+        return _Lease(version, self._copies.places[place], words, word, end)
 
     def arm(self) -> bool:
         """Ask to be woken by the next version; False where there is one already."""
@@ -445,7 +482,10 @@ class Shm(Transport):
     def outbox(self, conduit: Conduit) -> Outbox:
         files = self._open(conduit)
         sender: _Sender = self._end(
-            conduit.name, "send", lambda: _Sender(*self._view(conduit), files), files["grants_r"]
+            conduit.name,
+            "send",
+            lambda: _Sender(conduit, *self._view(conduit), files),
+            files["grants_r"],
         )
         return sender
 
@@ -455,7 +495,7 @@ class Shm(Transport):
         receiver: _Receiver = self._end(
             conduit.name,
             "receive",
-            lambda: _Receiver(*self._view(conduit), conduit.slots, files),
+            lambda: _Receiver(conduit, *self._view(conduit), files),
             files["items_r"],
         )
         if fresh:
