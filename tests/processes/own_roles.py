@@ -16,8 +16,9 @@ class Ticker:
         self.name, self._outbox, self._next = name, outbox, 0
 
     def step(self):
-        if (slot := self._outbox.reserve()) is None:
+        if not (granted := self._outbox.granted()):
             return NO_ROOM
+        slot = granted[0]
         slot.arrays["number"][:] = self._next
         self._next += 1
         self._outbox.push(slot)

@@ -394,7 +394,7 @@ class LocalEngine:
             try:
                 found[what] = (path, os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644))
             except OSError as error:
-                words = f"{path} cannot be made: {error.strerror}"
+                words = f"{path} is not complete: {error.strerror}"
                 self._note_fault(Fault(name, words, "disk", action="goes on"))
                 if what == "log":
                     found[what] = (path, os.open(os.devnull, append | os.O_CLOEXEC))
