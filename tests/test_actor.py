@@ -1,5 +1,6 @@
 """What an actor writes: halves, recurrent state, stacks of pictures, scores, wins, shapes."""
 
+import json
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tianji import Failure, Refusal, frames
 from tianji.actor import INFER, REBUILD, SIMULATE, Actor
 from tianji.algorithm import Decision, Lanes
+from tianji.annotated import read, tree
 from tianji.build import build
 from tianji.channel import Conduit
 from tianji.config import load_config
@@ -297,7 +299,7 @@ def test_a_spec_with_agents_survives_the_way_to_another_process():
         "a", {"obs": leaf((2, 3), np.float32), "mask": leaf((2, 4), np.bool_)},
         Continuous((-1.0,), (1.0,), (1,)), 25, ("red", "blue"), True, (3, 2), (4, 3), 1,
     )  # fmt: skip
-    assert EnvSpec.of(spec.tree()) == spec
+    assert read(EnvSpec, json.loads(json.dumps(tree(spec)))) == spec
     assert spec.action_leaf.shape == (2, 1)
     assert spec.reward_leaf.shape == (2,)
     assert replace(spec, agents=(), own_rewards=False).action_leaf.shape == (1,)

@@ -1,11 +1,13 @@
 """The particle environments: step by step what mpe2 does, and what our template promises."""
 
 import importlib
+import json
 
 import numpy as np
 import pytest
 from thorough import THOROUGH
 
+from tianji.annotated import read, tree
 from tianji.env import Continuous, Discrete, EnvSpec, Restorable, make_env
 from tianji.envs.mpe import PIXELS, SimpleAdversary, SimpleSpread, SimpleTag
 from tianji.errors import Refusal
@@ -116,7 +118,7 @@ def test_the_spec_says_agents_spaces_and_widths() -> None:
     assert tag.widths == (16, 16, 16, 14)
     assert tag.observation["obs"].shape == (4, 16)
     assert tag.observation["state"].shape == (62,)
-    assert EnvSpec.of(tag.tree()) == tag
+    assert read(EnvSpec, json.loads(json.dumps(tree(tag)))) == tag
     assert isinstance(SimpleAdversary(1), Restorable)
 
 

@@ -9,6 +9,7 @@ import pytest
 from thorough import THOROUGH
 
 from tianji.actor import SIMULATE
+from tianji.annotated import read
 from tianji.buffer import GRANT
 from tianji.build import build
 from tianji.config import FaultsConfig, load_config
@@ -17,7 +18,7 @@ from tianji.engines.hosts import Host
 from tianji.engines.parts import advance, gather, scatter
 from tianji.engines.supervisor import Supervisor
 from tianji.errors import Failure
-from tianji.fault import Budget, Fault, parse, raised
+from tianji.fault import Budget, Fault, raised
 from tianji.learner import UPDATE
 from tianji.machine import oom_kills
 from tianji.placement import Placement
@@ -67,14 +68,16 @@ def test_a_budget_of_nothing_is_spent_at_once_and_says_what_it_is():
     assert str(Budget(3, 600.0)) == "3 within 600 s"
 
 
-def test_a_fault_survives_json_and_keys_that_are_not_its_own():
+def test_a_fault_survives_json_and_refuses_keys_that_are_not_its_own():
     fault = Fault("actor-1", "it hangs", "role", 17, "SIGKILL", None, True, "File x", 5, 6, 7, "y")
     assert len(set(map(repr, fault.tree().values()))) == len(fault.tree()), "fields are told apart"
-    tree = json.loads(json.dumps(fault.tree() | {"time": "2026"}))
-    assert parse(tree) == fault
-    assert parse(fault.then("restarted").tree()).action == "restarted"
-    with pytest.raises(KeyError):
-        parse({"role": "actor-1"})
+    tree = json.loads(json.dumps(fault.tree()))
+    assert read(Fault, tree) == fault
+    assert read(Fault, fault.then("restarted").tree()).action == "restarted"
+    with pytest.raises(ValueError, match='it has no "cause"'):
+        read(Fault, {"role": "actor-1"})
+    with pytest.raises(ValueError, match='"time" is unknown here'):
+        read(Fault, tree | {"time": "2026"})
 
 
 def test_an_env_that_raised_is_told_with_all_that_is_needed_to_see_it_again():

@@ -104,32 +104,6 @@ class EnvSpec:
     def reward_leaf(self) -> Leaf:
         return leaf((len(self.agents),) if self.own_rewards else (), np.float32)
 
-    def tree(self) -> State:
-        """As JSON can hold it, for another process."""
-        kind = type(self.action).__name__
-        action = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.action).items()}
-        observation = {k: [list(v.shape), v.dtype.str] for k, v in self.observation.items()}
-        return {
-            "id": self.id,
-            "observation": observation,
-            "action": [kind, action],
-            "max_episode_steps": self.max_episode_steps,
-            "agents": list(self.agents),
-            "own_rewards": self.own_rewards,
-            "widths": list(self.widths),
-            "choices": list(self.choices),
-            "frames": self.frames,
-        }
-
-    @classmethod
-    def of(cls, tree: State) -> EnvSpec:
-        kinds = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, Continuous)}
-        kind, fields = tree["action"]
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        observation = {k: leaf(tuple(s), dtype) for k, (s, dtype) in tree["observation"].items()}
-        rest = {k: tuple(v) if isinstance(v, list) else v for k, v in tree.items()}
-        return cls(**rest | {"observation": observation, "action": kinds[kind](**fields)})
-
 
 class Score(NamedTuple):
     """What is reported of a step, where it is not what is learnt from."""

@@ -7,7 +7,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from tianji.errors import Failure
 from tianji.role import State
@@ -90,8 +89,3 @@ class Budget:
 
     def __str__(self) -> str:
         return f"{self.times} within {self.seconds:g} s"
-
-
-def parse(tree: State) -> Fault:
-    known: dict[str, Any] = {name: tree[name] for name in Fault.__dataclass_fields__}
-    return Fault(**known)

@@ -29,34 +29,11 @@ from tianji.build import Assembly, makes
 from tianji.channel import Gone, Transport
 from tianji.config import load_config
 from tianji.driver import Forever
-from tianji.engines import wire
+from tianji.engines import messages, wire
 from tianji.engines.engine import Evaluated, Faulted, Started, Updated
 from tianji.engines.event_reporter import EventReporter, all_of, one
 from tianji.engines.forkserver import leave_signals_to_launcher
 from tianji.engines.hosts import BEAT, SEED, STEP
-from tianji.engines.messages import (
-    Activate,
-    Ask,
-    Failed,
-    Follow,
-    Fork,
-    Go,
-    Learnt,
-    Load,
-    Made,
-    Pause,
-    Paused,
-    Ready,
-    Renew,
-    Renewed,
-    Settle,
-    Settled,
-    Show,
-    Shown,
-    States,
-    Status,
-    Stop,
-)
 from tianji.errors import Failure, Refusal
 from tianji.fault import Fault
 from tianji.folder import batch_arrays
@@ -83,7 +60,7 @@ TELL_UPDATES = 0.1
 def main(packet: wire.Packet) -> NoReturn:
     """Be the host that is asked for, in a process that was just forked."""
     leave_signals_to_launcher()
-    fork: Fork = packet.message()
+    fork: messages.Fork = packet.message()
     line, fds = socket.socket(fileno=packet.fds[0]), packet.fds[1:]
     code = 1
     try:
@@ -107,7 +84,7 @@ def main(packet: wire.Packet) -> NoReturn:
         os._exit(code)
 
 
-def _failed(error: BaseException, host: str) -> Failed:
+def _failed(error: BaseException, host: str) -> messages.Failed:
     expected = isinstance(error, Failure | Refusal)
     exception = f"{type(error).__name__}: {error}"
     fault = Fault(
@@ -118,10 +95,10 @@ def _failed(error: BaseException, host: str) -> Failed:
         traceback="".join(traceback.format_exception(error)),
     )
     batch = batch_arrays(error.batch) if isinstance(error, NonFinite) else {}
-    return Failed(fault, expected, isinstance(error, Refusal), batch)
+    return messages.Failed(fault, expected, isinstance(error, Refusal), batch)
 
 
-def _prepare(fork: Fork, files: Mapping[str, int]) -> None:
+def _prepare(fork: messages.Fork, files: Mapping[str, int]) -> None:
     """What must be set before torch or an env starts a thread or a process."""
     os.setpgid(0, 0)
     for stream in (1, 2):
@@ -140,7 +117,7 @@ class Host:
 
     def __init__(
         self,
-        fork: Fork,
+        fork: messages.Fork,
         line: socket.socket,
         board: int,
         files: Mapping[str, int],
@@ -184,7 +161,7 @@ class Host:
             Appender(paths["arrivals"], files["arrivals"]) if "arrivals" in files else None
         )
         self._trace = trace.Ring(paths["trace"], fd=files["trace"]) if "trace" in files else None
-        self._say(Ready("" if self._learner is None else sha256(self._learner.networks())))
+        self._say(messages.Ready("" if self._learner is None else sha256(self._learner.networks())))
 
     def run(self) -> None:
         try:
@@ -213,7 +190,7 @@ class Host:
             self._report(did)
             if self._settling and (self._learner is None or self._learner.can_rest):
                 self._rest()
-                self._say(Settled())
+                self._say(messages.Settled())
             if self._driver.now - self._told > TELL:
                 self._tell(did)
                 self._driver.spent("tell")
@@ -226,33 +203,33 @@ class Host:
             return
         self._heard += 1
         match packet.message():
-            case Load() as message:
+            case messages.Load() as message:
                 self._load(message)
-            case Go(elapsed):
+            case messages.Go(elapsed):
                 self._go(elapsed)
-            case Settle():
+            case messages.Settle():
                 self._settling = True
                 if self._resting:
-                    self._say(Settled())
-            case Pause(goes):
+                    self._say(messages.Settled())
+            case messages.Pause(goes):
                 self._rest()
-                self._say(Paused(goes))
-            case Show():
+                self._say(messages.Paused(goes))
+            case messages.Show():
                 self._show()
-            case Ask(number):
+            case messages.Ask(number):
                 self._say(self._states(number))
-            case Activate(actors):
+            case messages.Activate(actors):
                 if self._buffer is not None:
                     self._buffer.activate(actors)
                 for actor in self._actors:
                     actor.active = actor.index in actors
-            case Renew() as message:
+            case messages.Renew() as message:
                 self._renew(message, packet.fds)
-            case Follow(made):
+            case messages.Follow(made):
                 for name, role in self._roles.items():
                     if isinstance(role, Actor) and str(name) in made:
                         role.follow(made[str(name)].produced, made[str(name)].seq)
-            case Stop():
+            case messages.Stop():
                 self._stopping = True
         self._driver.spent("wait_checkpoint" if self._resting else "tell")
 
@@ -261,10 +238,10 @@ class Host:
         assert self._learner is not None
         if self._learner.version > self._shown:
             self._shown = self._learner.version
-            self._say(Shown(self._shown))
+            self._say(messages.Shown(self._shown))
             self._learner.show_evaluator()
 
-    def _load(self, message: Load) -> None:
+    def _load(self, message: messages.Load) -> None:
         for name, role in self._roles.items():
             if str(name) in message.roles:
                 role.load_state(message.roles[str(name)])
@@ -273,19 +250,19 @@ class Host:
             self._reporter.watch.load_state(message.recorder)
         self._loaded = True
 
-    def _renew(self, message: Renew, fds: list[int]) -> None:
+    def _renew(self, message: messages.Renew, fds: list[int]) -> None:
         """The role at the other end of conduits died, and another process takes its place."""
         actors, made = [name for name in message.roles if name.kind == "actor"], {}
         for name in actors:
             if self._buffer is not None:
-                made[str(name)] = Made(*self._buffer.lost(name.index))
+                made[str(name)] = messages.Made(*self._buffer.lost(name.index))
             if self._server is not None:
                 self._server.lost(name.index)
         self._transport.replace(message.offer.data, fds)
         for name in actors:
             if self._server is not None:
                 self._server.found(name.index)
-        self._say(Renewed(message.host, message.number, made))
+        self._say(messages.Renewed(message.host, message.number, made))
 
     def _go(self, elapsed: float) -> None:
         if self._learner is not None and not self._going and not self._loaded:
@@ -334,11 +311,11 @@ class Host:
         told_to = self._settling and not learner.alone
         if learner.agree(due.stop is not None or due.save or told_to):
             self._rest()
-            self._say(Settled())
+            self._say(messages.Settled())
         self._driver.spent("tell")
 
     def _tell_updates(self, due: Due) -> None:
-        self._say(Learnt(self._tally.state(), due))
+        self._say(messages.Learnt(self._tally.state(), due))
         self._tally = Tally()
         self._told_updates = self._driver.now
 
@@ -362,7 +339,7 @@ class Host:
             self._keep(self._trace.path, self._write_trace)
         spent, cpu = dict(self._driver.seconds), time.process_time() - self._cpu
         state = did.kind or f"waits for {did.waits}"
-        self._say(Status(self._driver.elapsed, spent, cpu, state, **counted))
+        self._say(messages.Status(self._driver.elapsed, spent, cpu, state, **counted))
         self._told = self._driver.now
 
     def _write_trace(self) -> None:
@@ -379,19 +356,19 @@ class Host:
                 words = f"{path} is not complete: {error}"
                 self._say(Faulted(Fault(self._name, words, "disk", action="goes on")))
 
-    def _states(self, number: int) -> States:
+    def _states(self, number: int) -> messages.States:
         states = {str(name): role.state() for name, role in self._roles.items()}
         if self._learner is None:
-            return States(number, states)
+            return messages.States(number, states)
         policy, networks = self._learner.policy_state(), self._learner.networks()
-        return States(number, states, policy, sha256(networks))
+        return messages.States(number, states, policy, sha256(networks))
 
     def _say(self, message: Any) -> None:
         wire.send(self._line, message)
 
 
 def _make(
-    fork: Fork, assembly: Assembly, outer: Transport, files: Mapping[str, int]
+    fork: messages.Fork, assembly: Assembly, outer: Transport, files: Mapping[str, int]
 ) -> dict[RoleName, Role]:
     """The roles of a host: memory joins them inside of it, the outer transport to all others."""
     name, graph = fork.request.host, assembly.graph

@@ -18,6 +18,7 @@ from tianji.actor import INACTIVE
 from tianji.build import look
 from tianji.channel import Offer
 from tianji.config import Config
+from tianji.engines import messages
 from tianji.engines.changing import Changing
 from tianji.engines.engine import (
     Evaluated,
@@ -29,25 +30,6 @@ from tianji.engines.engine import (
     Usage,
 )
 from tianji.engines.hosts import SILENT, Died, Heard, Host, HostTable, log_of
-from tianji.engines.messages import (
-    Activate,
-    Ask,
-    Failed,
-    Go,
-    Learnt,
-    Load,
-    Pause,
-    Paused,
-    Ready,
-    Renewed,
-    RoleRequest,
-    Settle,
-    Settled,
-    Show,
-    Shown,
-    States,
-    Status,
-)
 from tianji.engines.parts import gather, join_groups, of_group, scatter
 from tianji.engines.server import ForkServer
 from tianji.engines.spent import LATELY, Told
@@ -213,7 +195,7 @@ class LocalEngine:
         elif parts and relax.hosts == "apart" and relax.lead > 0:
             (buffer,) = self.graph.roles_of(group, "buffer")
             # Some may have rested when it was saved.
-            self._send(self.graph.host_of(buffer), Activate(tuple(range(most))))
+            self._send(self.graph.host_of(buffer), messages.Activate(tuple(range(most))))
 
     def turn(self) -> list[Event]:
         self._poll(TURN)
@@ -236,7 +218,7 @@ class LocalEngine:
         if not self._settling and not self.settled:
             self._settling = True
             for host in self._leaders():
-                self._send(host.name, Settle())
+                self._send(host.name, messages.Settle())
         return self._rest_s < PAUSE
 
     def go_on(self) -> None:
@@ -260,7 +242,7 @@ class LocalEngine:
         self._wait_for(leaders, seconds)
         for host in (*leaders, *others):  # in the middle of a batch that will not be whole
             if not host.resting:
-                self._send(host.name, Pause(self._goes))
+                self._send(host.name, messages.Pause(self._goes))
         self._wait_for(leaders, PAUSE)
         if not all(host.resting and host.alive for host in leaders):
             return None
@@ -364,7 +346,7 @@ class LocalEngine:
         group = self.graph.hosts[name][0].group or 0
         files = self._open_files(name)
         spec = dataclasses.replace(self.setup.spec, group=group)
-        request = RoleRequest(
+        request = messages.RoleRequest(
             host=name,
             config=self._config.tree(),
             name=self._config.name,
@@ -422,7 +404,7 @@ class LocalEngine:
             roles = self.graph.hosts[name]
             theirs = {str(role): states[role] for role in roles if role in states}
             if theirs:
-                self._send(name, Load(theirs, recorded))
+                self._send(name, messages.Load(theirs, recorded))
         counts = self._counts[group]
         learner, buffer = (states[self.graph.roles_of(group, k)[0]] for k in ("learner", "buffer"))
         counts |= {"version": learner["version"], "consumed": learner["consumed"]}
@@ -446,7 +428,7 @@ class LocalEngine:
 
     def _go_host(self, host: Host, elapsed: float) -> None:
         host.resting, host.went = False, time.monotonic()
-        self._send(host.name, Go(elapsed))
+        self._send(host.name, messages.Go(elapsed))
 
     def _send(self, host: str, message: Any) -> None:
         assert self._hosts is not None
@@ -468,33 +450,33 @@ class LocalEngine:
     def _heard(self, heard: Heard) -> None:
         host = heard.host
         match heard.message:
-            case Ready(sha256):
+            case messages.Ready(sha256):
                 host.ready, host.first = True, sha256
                 self._let_follow(host)
             case Started():
                 self.started = True
-            case Status() as status:
+            case messages.Status() as status:
                 self._note_status(host, status)
-            case Learnt() as learnt:
+            case messages.Learnt() as learnt:
                 self._note_updates(host, learnt)
-            case Shown(version):
+            case messages.Shown(version):
                 received = sum(counts["received"] for counts in self._counts)
                 self._shown[version] = self.version, received
-            case Settled():
+            case messages.Settled():
                 self._note_rest(host)
-            case Paused(goes):
+            case messages.Paused(goes):
                 if goes == self._goes:  # else it was told to go on meanwhile
                     host.resting = True
-            case States() as states:
+            case messages.States() as states:
                 if states.number == self._asked:  # else it answers an older question
                     host.answer = states
-            case Renewed() as renewed:
+            case messages.Renewed() as renewed:
                 assert self._supervisor is not None
                 if (new := self._supervisor.renewed(renewed)) is not None:
                     self._let_follow(new)
             case Faulted() as faulted:
                 self._note_fault(faulted.fault, faulted)
-            case Failed() as failed:
+            case messages.Failed() as failed:
                 going = self._supervisor is not None and self._supervisor.going
                 if failed.refused and not going:
                     raise Refusal(failed.fault.cause)
@@ -514,9 +496,9 @@ class LocalEngine:
         self._rests.setdefault(host.group, time.monotonic())
         for other in self._loop_hosts():
             if other.group == host.group and not other.leads and not other.resting:
-                self._send(other.name, Pause(self._goes))
+                self._send(other.name, messages.Pause(self._goes))
 
-    def _note_status(self, host: Host, status: Status) -> None:
+    def _note_status(self, host: Host, status: messages.Status) -> None:
         host.status, now = status, time.monotonic()
         host.spent.note(Told(now, status.elapsed, status.seconds, status.cpu))
         if host.acts:
@@ -535,7 +517,7 @@ class LocalEngine:
     def _summed(self) -> dict[str, int]:
         return {name: sum(counts[name] for counts in self._counts) for name in COUNTED}
 
-    def _note_updates(self, host: Host, learnt: Learnt) -> None:
+    def _note_updates(self, host: Host, learnt: messages.Learnt) -> None:
         tally, due = Tally.of(learnt.tally), learnt.due
         last = tally.last
         assert last is not None
@@ -555,7 +537,7 @@ class LocalEngine:
         tally.last = dataclasses.replace(counts, share=share)
         due = self._watch.note(dataclasses.replace(counts, episodes=tally.episodes))
         if due.evaluate:
-            self._send(self._leader, Show())
+            self._send(self._leader, messages.Show())
         if due.save:
             self.settle()
         return due
@@ -630,13 +612,13 @@ class LocalEngine:
         while any(not h.resting and h.alive for h in hosts) and time.monotonic() < end:
             self._poll(TURN)
 
-    def _ask(self, hosts: list[Host], seconds: float) -> dict[str, States]:
+    def _ask(self, hosts: list[Host], seconds: float) -> dict[str, messages.States]:
         """The states of these hosts, which rest. Actors that do not answer are not waited for: one
         may have been stopped just now, and what it knows can be done without."""
         self._asked += 1
         for host in hosts:
             host.answer = None
-            self._send(host.name, Ask(self._asked))
+            self._send(host.name, messages.Ask(self._asked))
         end, late = time.monotonic() + seconds, math.inf
         while any(h.answer is None and h.alive for h in hosts):
             self._poll(TURN)
@@ -650,7 +632,9 @@ class LocalEngine:
                 raise NoAnswer(f"{', '.join(missing)} did not answer within {seconds:g} s")
         return {h.name: h.answer for h in hosts if h.answer is not None}
 
-    def _gather(self, answers: Mapping[str, States], most_bytes: float) -> dict[str, State]:
+    def _gather(
+        self, answers: Mapping[str, messages.States], most_bytes: float
+    ) -> dict[str, State]:
         """All groups' parts of a checkpoint; for a host that does not answer, what can be said."""
         self._sha256 = answers[self._leader].sha256
         gathered = []
