@@ -14,6 +14,7 @@ from tianji.env import EnvSpec
 from tianji.errors import Refusal, nearest
 from tianji.role import Did, State
 from tianji.team import Alone, Shared, Team
+from tianji.train_state import TrainState
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
@@ -274,7 +275,6 @@ class OnceStore(Store, Protocol):
 
 
 Metrics = dict[str, float]
-Fate = Literal["averaged", "local"]
 
 
 class Trainer(Protocol):
@@ -289,23 +289,9 @@ class Trainer(Protocol):
     def params(self, version: int) -> Params:
         """What the policy needs in order to act; schedules are functions of the version."""
 
-    def finite(self) -> bool:
-        """Are all parameters finite?"""
-
-    def networks(self) -> Leaves:
-        """Everything learnt, by name: networks, target networks, normalisers."""
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        """Take these over: all that `networks` names."""
-
-    def fates(self) -> Mapping[str, Fate]:
-        """What becomes of each of `networks`, and of the optimizer's moments, where groups join
-        their models: "averaged" with the others', or "local"."""
-
-    def state(self) -> State:
-        """All that is needed to go on: `networks` and the optimizer."""
-
-    def load_state(self, state: State) -> None: ...
+    @property
+    def state(self) -> TrainState:
+        """All that was learnt, and all that going on exactly needs beside it."""
 
 
 class PriorityTrainer(Trainer, Protocol):
