@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tianji import Refusal, networks, register_algorithm, returns
-from tianji.algorithm import Decision, Fraction, Positive
+from tianji.algorithm import Decision, Fraction, Positive, Traits
 from tianji.distributions import distribution
 from tianji.env import Discrete
 from tianji.optim import Optimizer
@@ -23,7 +23,7 @@ class Reinforce:
     """On-policy, for discrete actions; one gradient step for each batch."""
 
     name: ClassVar[str] = "reinforce"
-    on_policy: ClassVar[bool] = True
+    traits: ClassVar = Traits(on_policy=True)
 
     learning_rate: Positive = 3e-3
     """Adam's step size"""

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from tianji import Refusal, register_algorithm
-from tianji.algorithm import Decision, Fraction, Positive
+from tianji.algorithm import Decision, Fraction, Positive, Traits
 from tianji.env import Discrete
 from tianji.store import Fresh
 from tianji.train_state import TrainState
@@ -19,7 +19,7 @@ class TD0:
     """What are states worth to one who acts at random? V(s) = theta . s, by V's own errors."""
 
     name: ClassVar[str] = "td0"
-    on_policy: ClassVar[bool] = True
+    traits: ClassVar = Traits(on_policy=True)
 
     alpha: Positive = 0.1
     """step size"""

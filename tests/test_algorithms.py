@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tianji.algorithm import Network
+from tianji.algorithm import Network, Traits
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.build import build
@@ -467,7 +467,7 @@ def test_ppo_learns_the_identity_from_stale_rollouts_with_vtrace():
 class Plain(PPO):
     """Does not know how to correct."""
 
-    corrects = ()
+    traits = Traits(on_policy=True)
 
 
 def test_an_algorithm_that_cannot_correct_is_refused():

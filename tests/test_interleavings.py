@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import examples
 
-from tianji.algorithm import Decision
+from tianji.algorithm import Decision, Traits
 from tianji.buffer import MOST_OUT
 from tianji.build import build
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, load_config
@@ -107,8 +107,7 @@ class Once:
     witness: "Witness" = field(compare=False)
 
     name: ClassVar[str] = "once"
-    on_policy: ClassVar[bool] = True
-    corrects: ClassVar[tuple[str, ...]] = ("vtrace",)
+    traits: ClassVar[Traits] = Traits(on_policy=True, corrects=("vtrace",))
 
     def check(self, spec):
         pass
@@ -142,8 +141,7 @@ class Again:
     witness: "Witness" = field(compare=False)
 
     name: ClassVar[str] = "again"
-    on_policy: ClassVar[bool] = False
-    explores: ClassVar[tuple[str, ...]] = ("ladder",)
+    traits: ClassVar[Traits] = Traits(on_policy=False, explores=("ladder",))
     batch: ClassVar[int] = 4
 
     def check(self, spec):

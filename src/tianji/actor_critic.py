@@ -27,6 +27,7 @@ from tianji.algorithm import (
     NotNegative,
     Positive,
     Spec,
+    Traits,
 )
 from tianji.columns import Each, ask, chunked, fold, initialise, make_modules, unroll
 from tianji.corrections import Estimate, Steps
@@ -74,9 +75,7 @@ class OnPolicy:
     """Hyperparameters of all on-policy algorithms, and the parts that need no more than these."""
 
     name: ClassVar[str] = ""
-    on_policy: ClassVar[bool] = True
-    corrects: ClassVar[tuple[str, ...]] = ()
-    remembers: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(on_policy=True, remembers=True)
 
     learning_rate: Positive = 3e-4
     """Adam's step size"""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tianji.algorithm import Lanes, Metrics, Spec, Store
+from tianji.algorithm import Lanes, Metrics, Spec, Store, Traits
 from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import generator
@@ -26,7 +26,7 @@ Modules = Mapping[str, Mapping[str, nn.Module]]
 class OffPolicy:
     """What the hyperparameters of algorithms that replay have in common."""
 
-    on_policy: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(on_policy=False)
 
     batch_size: int
     """steps or episodes that one update consumes"""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy, Seen, Ways
-from tianji.algorithm import Count, Metrics, NotNegative, Positive, Spec
+from tianji.algorithm import Count, Metrics, NotNegative, Positive, Spec, Traits
 from tianji.corrections import Estimate, Steps
 from tianji.optim import Flat
 from tianji.types import Leaves, Rollout
@@ -22,7 +22,7 @@ class APPO(OnPolicy):
     consumed several times. V-trace makes the targets of values, for the target network's policy."""
 
     name: ClassVar[str] = "appo"
-    corrects: ClassVar[tuple[str, ...]] = ("impact", "vtrace")
+    traits: ClassVar[Traits] = replace(OnPolicy.traits, corrects=("impact", "vtrace"))
 
     epochs: Count = 1
     """passes over the batch in one update"""

@@ -22,6 +22,7 @@ from tianji.algorithm import (
     Positive,
     Spec,
     Store,
+    Traits,
     Whole,
 )
 from tianji.env import Discrete
@@ -38,7 +39,7 @@ class DQN(OffPolicy):
     """Off-policy, for discrete actions; batches are drawn from replay."""
 
     name: ClassVar[str] = "dqn"
-    explores: ClassVar[tuple[str, ...]] = ("ladder",)
+    traits: ClassVar[Traits] = replace(OffPolicy.traits, explores=("ladder",))
 
     learning_rate: Positive = 1e-3
     """Adam's step size"""

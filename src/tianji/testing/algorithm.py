@@ -281,7 +281,7 @@ def _check_extremes(
         )
         env.close()
         built.close()
-    if algorithm.on_policy:
+    if algorithm.traits.on_policy:
         _check_no_steps(algorithm, make, network)
 
 
