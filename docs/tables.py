@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tianji.algorithm import ALGORITHMS, Bound, algorithm_class
-from tianji.build import Topology, assembly
+from tianji.build import Assembly, assembly
 from tianji.config import SECTIONS, Config, load_config
 from tianji.errors import Refusal
 from tianji.join import Graph, in_peers
@@ -271,7 +271,7 @@ def fates() -> str:
             env.close()
         found: dict[str, list[str]] = {"averaged": [], "local": []}
         trainer = joined.config.algorithm.trainer(joined.spec)
-        for leaf, fate in trainer.fates().items():
+        for leaf, fate in trainer.state.fates().items():
             group, _, rest = leaf.partition(".")
             many = "." in rest and group not in ("obs", "return", "state", "value_moments")
             short = f"`{group}.*`" if many else f"`{leaf}`"
@@ -281,7 +281,7 @@ def fates() -> str:
     return "\n".join(rows) + "\n"
 
 
-def _some_run(algorithm: str) -> Topology:
+def _some_run(algorithm: str) -> Assembly:
     """Of an algorithm, in the first of some envs that it can act in."""
     for env in ("CartPole-v1", "Pendulum-v1", "mpe/simple_spread", "skirmish/3m"):
         tree = {"env": {"id": env}, "algorithm": {"name": algorithm}, "stop": {"updates": 1}}

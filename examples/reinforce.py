@@ -7,12 +7,13 @@ import numpy as np
 import torch
 
 from tianji import Refusal, networks, register_algorithm, returns
-from tianji.algorithm import Decision, Fraction, Positive
+from tianji.algorithm import Decision, Fraction, Positive, Traits
 from tianji.distributions import distribution
 from tianji.env import Discrete
 from tianji.optim import Optimizer
 from tianji.role import generator
 from tianji.store import Fresh
+from tianji.train_state import TrainState
 from tianji.types import Params, floats
 
 
@@ -22,7 +23,7 @@ class Reinforce:
     """On-policy, for discrete actions; one gradient step for each batch."""
 
     name: ClassVar[str] = "reinforce"
-    on_policy: ClassVar[bool] = True
+    traits: ClassVar = Traits(on_policy=True)
 
     learning_rate: Positive = 3e-3
     """Adam's step size"""
@@ -97,6 +98,7 @@ class Trainer:
         self._optimizer = Optimizer(
             self._modules, 0.5, team=spec.team, shared=spec.shared, gradients=spec.gradients
         )
+        self.state = TrainState({"all": self._optimizer})
         self._params = Params(floats(Policy(spec).shapes))
         self._losses, self._rows = [], 0
 
@@ -127,21 +129,3 @@ class Trainer:
             if name in self._params:
                 np.copyto(self._params[name], array)
         return self._params
-
-    def finite(self):
-        return self._optimizer.finite()
-
-    def networks(self):
-        return self._optimizer.flat.arrays()
-
-    def load_networks(self, arrays):
-        self._optimizer.flat.load(arrays)
-
-    def fates(self):
-        return dict.fromkeys(self.networks(), "averaged") | Optimizer.fates
-
-    def state(self):
-        return {"optimizer": self._optimizer.state()}
-
-    def load_state(self, state):
-        self._optimizer.load_state(state["optimizer"])

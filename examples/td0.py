@@ -6,9 +6,10 @@ from typing import ClassVar
 import numpy as np
 
 from tianji import Refusal, register_algorithm
-from tianji.algorithm import Decision, Fraction, Positive
+from tianji.algorithm import Decision, Fraction, Positive, Traits
 from tianji.env import Discrete
 from tianji.store import Fresh
+from tianji.train_state import TrainState
 from tianji.types import Params, floats
 
 
@@ -18,7 +19,7 @@ class TD0:
     """What are states worth to one who acts at random? V(s) = theta . s, by V's own errors."""
 
     name: ClassVar[str] = "td0"
-    on_policy: ClassVar[bool] = True
+    traits: ClassVar = Traits(on_policy=True)
 
     alpha: Positive = 0.1
     """step size"""
@@ -78,6 +79,7 @@ class Trainer:
         self._hyper = hyper
         self._params = Params(floats(Policy(spec).shapes))  # zeros
         self._errors = []
+        self.state = TrainState(learnt={"theta": self._params["theta"]})  # by name
 
     def take(self, part):  # III: samples, from simulating to learning
         theta, s = self._params["theta"], part.observation["obs"]  # s: [T + 1, B, features]
@@ -94,20 +96,3 @@ class Trainer:
 
     def params(self, version):
         return self._params
-
-    def finite(self):
-        return bool(np.isfinite(self._params.flat).all())
-
-    def networks(self):
-        return dict(self._params)
-
-    def load_networks(self, arrays):
-        self._params["theta"][:] = arrays["theta"]
-
-    def fates(self):
-        return {"theta": "averaged"}  # what groups that join their models do with it
-
-    def state(self):
-        return {"theta": self._params["theta"].copy()}
-
-    load_state = load_networks

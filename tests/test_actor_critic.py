@@ -255,7 +255,7 @@ def test_the_target_network_is_a_copy_of_every_second_version():
     for version in range(1, 5):
         while built.learner.version < version:
             driver.step()
-        arrays = {k: v.copy() for k, v in trainer.networks().items()}
+        arrays = {k: v.copy() for k, v in trainer.state.networks().items()}
         seen.append([
             np.array_equal(arrays[k], arrays[k.replace("target.", "policy.", 1)])
             for k in arrays
@@ -284,7 +284,7 @@ def test_the_target_has_a_spread_of_its_own():
     np.testing.assert_array_equal(of_the_target(), before)
     trainer._follow()
     assert not np.array_equal(of_the_target(), before)
-    assert "target_spread.log_std" in trainer.networks()
+    assert "target_spread.log_std" in trainer.state.networks()
     built.close()
 
 
@@ -370,7 +370,7 @@ def test_two_learners_on_halves_learn_what_one_does_on_the_whole(algorithm, netw
     trainer.take = lambda part: parts.append(copy.deepcopy(part)) or take(part)
     while built.learner.version < 2:
         driver.step()
-    whole = {k: v.copy() for k, v in trainer.networks().items()}
+    whole = {k: v.copy() for k, v in trainer.state.networks().items()}
     built.close()
     halves, learnt = Halves(), [None, None]
 
@@ -380,7 +380,7 @@ def test_two_learners_on_halves_learn_what_one_does_on_the_whole(algorithm, netw
         for update in range(2):
             mine.take(parts[2 * update + rank])
             mine.finish()
-        learnt[rank] = mine.networks()
+        learnt[rank] = mine.state.networks()
 
     threads = [threading.Thread(target=learn, args=(rank,)) for rank in range(2)]
     for thread in threads:

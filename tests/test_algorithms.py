@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tianji.algorithm import Network
+from tianji.algorithm import Network, Traits
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.build import build
@@ -68,7 +68,7 @@ class Unsaved(PPO):
 
     def trainer(self, spec):
         trainer = super().trainer(spec)
-        trainer.load_state = lambda state: None
+        trainer.state.load_state = lambda state: None
         return trainer
 
 
@@ -90,13 +90,13 @@ class Momentless(PPO):
 
     def trainer(self, spec):
         trainer = super().trainer(spec)
-        load = trainer.load_state
+        load = trainer.state.load_state
 
         def forgets(state):
             load(state)
             trainer._optimizer._m.zero_()
 
-        trainer.load_state = forgets
+        trainer.state.load_state = forgets
         return trainer
 
 
@@ -105,8 +105,8 @@ class Fateless(PPO):
 
     def trainer(self, spec):
         trainer = super().trainer(spec)
-        fates = {k: v for k, v in trainer.fates().items() if not k.startswith("value.")}
-        trainer.fates = lambda: fates
+        fates = {k: v for k, v in trainer.state.fates().items() if not k.startswith("value.")}
+        trainer.state.fates = lambda: fates
         return trainer
 
 
@@ -115,9 +115,9 @@ class Unjoined(PPO):
 
     def trainer(self, spec):
         trainer = super().trainer(spec)
-        load = trainer.load_networks
-        trainer.load_networks = lambda arrays: load(
-            arrays | {"obs.mean": trainer.networks()["obs.mean"]}
+        load = trainer.state.load_networks
+        trainer.state.load_networks = lambda arrays: load(
+            arrays | {"obs.mean": trainer.state.networks()["obs.mean"]}
         )
         return trainer
 
@@ -272,7 +272,7 @@ def test_rewards_that_overflow_end_in_a_failure_that_says_so():
     trainer = SMALL_PPO.trainer(spec)
     trainer.take(part_of(1e30))
     metrics = trainer.finish()
-    assert not np.isfinite(metrics["loss"]) or not trainer.finite()
+    assert not np.isfinite(metrics["loss"]) or not trainer.state.finite()
 
 
 @pytest.mark.parametrize("order", range(5))
@@ -404,7 +404,7 @@ def test_vtrace_is_the_uncorrected_estimate_where_all_weights_are_1_and_lambda_i
         trainer = algorithm.trainer(spec_of(algorithm, CARTPOLE, correct=correct))
         trainer.take(random_part(trainer, 1)[0])
         trainer.finish()
-        learnt.append(trainer.networks())
+        learnt.append(trainer.state.networks())
     same = all(np.allclose(learnt[0][k], learnt[1][k], atol=1e-6) for k in learnt[0])
     assert same == (lam == 1.0)
 
@@ -467,7 +467,7 @@ def test_ppo_learns_the_identity_from_stale_rollouts_with_vtrace():
 class Plain(PPO):
     """Does not know how to correct."""
 
-    corrects = ()
+    traits = Traits(on_policy=True)
 
 
 def test_an_algorithm_that_cannot_correct_is_refused():

@@ -61,14 +61,16 @@ class Silent(Changed):
     """A normaliser of its own overflows where inputs are large, and it says that all is well."""
 
     def change(self, trainer):
-        take, networks, scale = trainer.take, trainer.networks, np.ones(1, np.float32)
+        take, networks = trainer.take, trainer.state.networks
+        scale = np.ones(1, np.float32)
 
         def takes(part):
             if np.abs(part.observation["obs"]).max() > 1e5:
                 scale[:] = np.nan
             take(part)
 
-        trainer.take, trainer.networks = takes, lambda: networks() | {"scale": scale}
+        trainer.take = takes
+        trainer.state.networks = lambda: networks() | {"scale": scale}
 
 
 class Empty(Changed):

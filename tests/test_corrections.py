@@ -164,4 +164,4 @@ def test_a_config_knows_the_words_of_corrections_and_algorithms_no_others():
     assert typing.get_args(words) == corrections.KNOWN
     for name, where in ALGORITHMS.items():
         if isinstance(where, str):
-            assert set(getattr(algorithm_class(name), "corrects", ())) <= set(corrections.KNOWN)
+            assert set(algorithm_class(name).traits.corrects) <= set(corrections.KNOWN)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import examples
 
-from tianji.algorithm import Decision
+from tianji.algorithm import Decision, Traits
 from tianji.buffer import MOST_OUT
 from tianji.build import build
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, load_config
@@ -25,6 +25,7 @@ from tianji.envs.toy import Toy
 from tianji.learner import UPDATE
 from tianji.store import Fresh, Replay
 from tianji.testing.algorithm import config_for, run_updates
+from tianji.train_state import TrainState
 from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, floats, sha256
 
 UPDATES = 8
@@ -77,7 +78,8 @@ class Hashing:
 
     def __init__(self, witness):
         self._witness = witness
-        self._hash, self._parts, self._updates = 0, [], 0
+        self._hash, self._parts, self._updates = np.zeros(1, np.int64), [], 0
+        self.state = TrainState(learnt={"hash": self._hash})
 
     def take(self, part):
         self._witness.check(part, self._updates)
@@ -87,28 +89,14 @@ class Hashing:
         for part in self._parts:
             self._witness.check(part)
             for array in (part.observation["obs"], part.action, part.reward, part.versions):
-                self._hash = zlib.crc32(np.ascontiguousarray(array).tobytes(), self._hash)
+                before = int(self._hash[0])
+                self._hash[:] = zlib.crc32(np.ascontiguousarray(array).tobytes(), before)
         self._parts, self._updates = [], self._updates + 1
         return {}
 
     def params(self, version):
-        w = np.array([self._hash % 100], np.float32)
+        w = (self._hash % 100).astype(np.float32)
         return Params(floats(MarkedPolicy.shapes), w.view(np.uint8))
-
-    def finite(self):
-        return True
-
-    def networks(self):
-        return {"hash": np.array([self._hash])}
-
-    def fates(self):
-        return {"hash": "averaged"}
-
-    def state(self):
-        return {}
-
-    def load_state(self, state):
-        pass
 
 
 @dataclass(frozen=True)
@@ -119,8 +107,7 @@ class Once:
     witness: "Witness" = field(compare=False)
 
     name: ClassVar[str] = "once"
-    on_policy: ClassVar[bool] = True
-    corrects: ClassVar[tuple[str, ...]] = ("vtrace",)
+    traits: ClassVar[Traits] = Traits(on_policy=True, corrects=("vtrace",))
 
     def check(self, spec):
         pass
@@ -154,8 +141,7 @@ class Again:
     witness: "Witness" = field(compare=False)
 
     name: ClassVar[str] = "again"
-    on_policy: ClassVar[bool] = False
-    explores: ClassVar[tuple[str, ...]] = ("ladder",)
+    traits: ClassVar[Traits] = Traits(on_policy=False, explores=("ladder",))
     batch: ClassVar[int] = 4
 
     def check(self, spec):

@@ -447,7 +447,7 @@ def test_synchronous_groups_have_one_model_after_every_round(algorithm, order):
                 "it was published before it was mixed"
             )
     assert waited, "groups that are in step must wait for each other"
-    fates = learners[0]._trainer.fates()
+    fates = learners[0]._trainer.state.fates()
     for version in (2, 4, 6):
         for name, fate in fates.items():
             arrays = [networks[name] for networks in after[version] if name in networks]
@@ -500,23 +500,26 @@ def test_every_fate_is_honoured(algorithm):
     while len(after) < 2:
         did, at = driver.step(), roles[driver.at]
         if did is UPDATE and at.version == 3:
-            before[learners.index(at)] = copy.deepcopy((at.networks(), at._trainer.state()))
+            before[learners.index(at)] = copy.deepcopy((at.networks(), at._trainer.state.state()))
         elif did is MIX and at.version == 3:
-            after[learners.index(at)] = copy.deepcopy((at.networks(), at._trainer.state()))
+            after[learners.index(at)] = copy.deepcopy((at.networks(), at._trainer.state.state()))
 
     def of(told, name):
         kind = name.removeprefix("optimizer.")
-        return told[0][name] if kind == name else told[1]["optimizer"]["moments"][kind]
+        (optimizer,) = told[1]["optimizers"].values()
+        return told[0][name] if kind == name else optimizer["moments"][kind]
 
     trainer = learners[0]._trainer
-    for name, fate in trainer.fates().items():
+    for name, fate in trainer.state.fates().items():
         old, new = ([of(told[g], name) for g in range(2)] for told in (before, after))
         if fate == "local":
             assert all(map(np.array_equal, old, new)), f"{name} is local, but moved"
         else:
             mean = np.mean(np.asarray(old, np.float64), axis=0)
             np.testing.assert_allclose(new, [mean, mean], rtol=1e-6, atol=1e-7, err_msg=name)
-    apart = [n for n in averaged(trainer) if not np.array_equal(before[0][0][n], before[1][0][n])]
+    apart = [
+        n for n in averaged(trainer.state) if not np.array_equal(before[0][0][n], before[1][0][n])
+    ]
     assert {n.split(".")[0] for n in apart} >= (
         {"policy", "value", "obs", "return"} if algorithm.name == "ppo" else {"q", "target"}
     ), "groups did not move apart, so this test says nothing"
@@ -526,9 +529,9 @@ def test_a_variance_stays_one_where_groups_moved_far_apart():
     """The difference of old models may be more than what is left."""
     joined = groups_of(SMALL_PPO, 2)[0]
     trainer = joined.config.algorithm.trainer(joined.spec)
-    low = trainer.networks() | {"obs.variance": np.full((5,), -1.0)}
-    trainer.load_networks(low)
-    assert (trainer.networks()["obs.variance"] == 0).all()
+    low = trainer.state.networks() | {"obs.variance": np.full((5,), -1.0)}
+    trainer.state.load_networks(low)
+    assert (trainer.state.networks()["obs.variance"] == 0).all()
     assert np.isfinite(trainer.params(0).flat).all()
 
 

@@ -214,8 +214,8 @@ def test_the_critics_loss_is_the_formula_written_out(own: bool, share: bool) -> 
     env = Both(4, continuous=True, own=own)
     trainer = trainer_of(replace(SMALL, share=share), lambda n: Both(n, continuous=True, own=own))
     with torch.no_grad():  # so that targets differ from what they follow
-        trainer._target_policy.data.mul_(1.3)
-        trainer._target_critic.data.mul_(0.7)
+        trainer.state.flats["policy"].data.mul_(1.3)
+        trainer.state.flats["critic"].data.mul_(0.7)
     part = batch(env)
     obs, alive = part.observation["obs"], part.observation["alive"]
     reward, discount, total, count = part.reward[0], part.extras["discount"][0], 0.0, 0
@@ -244,14 +244,14 @@ def test_a_policys_gradient_is_that_of_its_critic_with_the_others_as_they_were()
     env = Both(4, continuous=True, own=True)
     trainer = trainer_of(SMALL, lambda n: Both(n, continuous=True, own=True))
     with torch.no_grad():
-        trainer._policy_optimizer.flat.data.mul_(3.0)
+        trainer._optimizers["policy"].flat.data.mul_(3.0)
     part = batch(env)
     columns = trainer._batch(part)
-    trainer._policy_optimizer._gradient.zero_()
+    trainer._optimizers["policy"]._gradient.zero_()
     loss, _ = trainer._policy_loss(columns)
     loss.backward()
-    parameters = trainer._policy_optimizer.flat.data
-    gradient, rng = trainer._policy_optimizer._gradient, np.random.default_rng(1)
+    parameters = trainer._optimizers["policy"].flat.data
+    gradient, rng = trainer._optimizers["policy"]._gradient, np.random.default_rng(1)
 
     def written_out():
         """Minus the mean value over those alive, and the regulariser."""

@@ -148,7 +148,7 @@ def test_what_a_dead_agent_does_changes_no_policy():
             legal = part.action[4:, :, 1, None] == np.arange(3)
             part.observation["mask"][4:-1, :, 1, :3] = legal
         trainer, _ = taken(algorithm, part, spec)
-        learnt.append(trainer.networks())
+        learnt.append(trainer.state.networks())
     for name, array in learnt[0].items():
         np.testing.assert_array_equal(array, learnt[1][name], err_msg=name)
 
@@ -272,5 +272,5 @@ def test_a_schedule_counts_steps_of_envs_not_of_agents():
     built = build(config_for(PPO(epochs=1)), pair())
     built.learner.begin()
     run_updates(built, Serial(built.roles), 3)
-    assert built.learner._trainer.state()["steps"] == built.learner.consumed
+    assert built.learner._trainer.state.counters["steps"] == built.learner.consumed
     built.close()

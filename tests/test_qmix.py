@@ -125,8 +125,8 @@ def trainer_and_part(algorithm, seed=0):
     trainer = algorithm.trainer(spec)
     rng = np.random.default_rng(seed)
     arrays = {k: v + rng.normal(0, 0.1, v.shape).astype(np.float32)
-              for k, v in trainer.networks().items()}  # fmt: skip
-    trainer.load_networks(arrays)
+              for k, v in trainer.state.networks().items()}  # fmt: skip
+    trainer.state.load_networks(arrays)
     L, N, A, n = 3, 2, 3, 9
     mask = rng.random((L + 1, N, A, n)) < 0.5
     mask[..., 1] = True
@@ -151,7 +151,7 @@ def trainer_and_part(algorithm, seed=0):
 
 def by_formula(algorithm, trainer, part):
     """The loss written out, row by row, with the numpy network."""
-    arrays = trainer.networks()
+    arrays = trainer.state.networks()
     values = {}
     for prefix in ("q", "target.q"):
         network = NumpyRecurrent(prefix)
@@ -223,10 +223,10 @@ def test_what_is_illegal_is_never_the_best_that_follows(double):
     part.action[part.action == 7] = 1
     part.observation["mask"][..., 7] = False
     before = trainer._loss(part)[0].item()
-    arrays = {k: v.copy() for k, v in trainer.networks().items()}
+    arrays = {k: v.copy() for k, v in trainer.state.networks().items()}
     for name in ("q.head.bias", "target.q.head.bias"):
         arrays[name][7] = 1e6
-    trainer.load_networks(arrays)
+    trainer.state.load_networks(arrays)
     assert trainer._loss(part)[0].item() == before
 
 

@@ -200,10 +200,10 @@ def test_targets_are_those_of_the_formula_written_out():
     env, hyper = env_spec(), replace(SMALL, batch_size=16, temperature=0.3)
     trainer, part = hyper.trainer(spec_of(hyper, env)), replayed(env)
     shaken = np.random.default_rng(3)
-    trainer.load_networks(
-        {k: a + 0.3 * shaken.standard_normal(a.shape) for k, a in trainer.networks().items()}
+    trainer.state.load_networks(
+        {k: a + 0.3 * shaken.standard_normal(a.shape) for k, a in trainer.state.networks().items()}
     )
-    arrays = trainer.networks()
+    arrays = trainer.state.networks()
     alpha = math.exp(arrays["temperature.log_alpha"])
     noise = np.random.default_rng(4).standard_normal((16, 2)).astype(np.float32)
     then = part.observation["obs"][1].astype(np.float64)
@@ -224,7 +224,7 @@ def test_targets_are_those_of_the_formula_written_out():
 def test_critics_of_one_batch_are_networks_of_their_own():
     env = env_spec()
     trainer, part = SMALL.trainer(spec_of(SMALL, env)), replayed(env, N=8)
-    arrays, obs = trainer.networks(), part.observation["obs"][0]
+    arrays, obs = trainer.state.networks(), part.observation["obs"][0]
     unit = np.random.default_rng(0).uniform(-1, 1, (8, 2)).astype(np.float32)
     with torch.no_grad():
         found = trainer._critics(torch.from_numpy(obs), torch.from_numpy(unit)).numpy()
@@ -239,10 +239,10 @@ def test_critics_of_one_batch_are_networks_of_their_own():
 def test_an_update_moves_what_it_should_and_the_target_by_tau():
     env, hyper = env_spec(), replace(SMALL, batch_size=16, tau=0.25)
     trainer, part = hyper.trainer(spec_of(hyper, env)), replayed(env)
-    before = {k: a.copy() for k, a in trainer.networks().items()}
+    before = {k: a.copy() for k, a in trainer.state.networks().items()}
     trainer.take(part)
     metrics = trainer.finish()
-    after = trainer.networks()
+    after = trainer.state.networks()
     assert all(not np.array_equal(before[k], after[k]) for k in before if "bias" not in k)
     for name in before:
         if name.startswith("target"):
@@ -264,7 +264,7 @@ def test_the_temperature_moves_by_the_formula_towards_the_target_entropy(target,
     assert math.copysign(1, target - metrics["entropy"]) == sign
     slope = trainer._log_alpha.grad.item()
     assert slope == pytest.approx(metrics["entropy"] - target, rel=1e-4)
-    moved = trainer.networks()["temperature.log_alpha"] - math.log(0.5)
+    moved = trainer.state.networks()["temperature.log_alpha"] - math.log(0.5)
     assert moved == pytest.approx(sign * hyper.learning_rate, rel=1e-2)
     assert metrics["temperature"] == pytest.approx(0.5)
 
@@ -276,7 +276,7 @@ def test_a_fixed_temperature_stays():
         trainer.take(replayed(env_spec()))
         metrics = trainer.finish()
     assert metrics["temperature"] == pytest.approx(0.5)
-    assert trainer.networks()["temperature.log_alpha"] == pytest.approx(math.log(0.5))
+    assert trainer.state.networks()["temperature.log_alpha"] == pytest.approx(math.log(0.5))
 
 
 BANDIT = env_spec(low=(-1.0,), high=(1.0,), obs=(1,))
@@ -334,9 +334,9 @@ def test_actions_are_random_before_the_first_update_and_the_policys_own_after_it
     env = env_spec()
     spec = spec_of(SMALL, env)
     trainer, policy = SMALL.trainer(spec), SMALL.policy(spec)
-    trainer.load_networks(
+    trainer.state.load_networks(
         {k: a * 0 - (3.0 if k == "policy.layers.1.bias" else 0.0)
-         for k, a in trainer.networks().items()}
+         for k, a in trainer.state.networks().items()}
     )  # fmt: skip
     obs = {"obs": np.zeros((4000, 3), np.float32)}
     policy.load(trainer.params(0))
@@ -356,13 +356,13 @@ def test_pictures_pass_convolutions(side):
     hyper = replace(SMALL, batch_size=4, warmup=64)
     spec = spec_of(hyper, env)
     trainer = hyper.trainer(spec)
-    before = {k: a.copy() for k, a in trainer.networks().items()}
+    before = {k: a.copy() for k, a in trainer.state.networks().items()}
     part = replayed(env, N=4)
     rng, shape = np.random.default_rng(0), (2, 4, 4, side, side)
     part.observation["obs"] = rng.integers(0, 255, shape, np.uint8)
     trainer.take(part)
     assert math.isfinite(trainer.finish()["loss"])
-    after = trainer.networks()
+    after = trainer.state.networks()
     assert any("critics.body" in k for k in after)
     assert all(not np.array_equal(before[k], after[k]) for k in before if k.endswith("weight"))
     policy = hyper.policy(spec)

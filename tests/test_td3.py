@@ -43,10 +43,10 @@ def test_targets_are_those_of_the_formula_written_out(smoothing, reach):
         replayed(env),
         np.random.default_rng(3),
     )
-    trainer.load_networks(
-        {k: a + 0.3 * shaken.standard_normal(a.shape) for k, a in trainer.networks().items()}
+    trainer.state.load_networks(
+        {k: a + 0.3 * shaken.standard_normal(a.shape) for k, a in trainer.state.networks().items()}
     )
-    arrays = trainer.networks()
+    arrays = trainer.state.networks()
     trainer._rng = np.random.default_rng(9)
     found = trainer._values(part, torch.from_numpy(part.observation["obs"][1])).numpy()
     noise = np.random.default_rng(9).standard_normal((16, 2), np.float32)
@@ -62,10 +62,10 @@ def test_policy_and_targets_move_once_in_so_many_updates():
     env, hyper = env_spec(), replace(SMALL, batch_size=16, policy_every=3, tau=0.25)
     trainer = hyper.trainer(spec_of(hyper, env))
     for update in range(1, 8):
-        before = {k: a.copy() for k, a in trainer.networks().items()}
+        before = {k: a.copy() for k, a in trainer.state.networks().items()}
         trainer.take(replayed(env, seed=update))
         trainer.finish()
-        after = trainer.networks()
+        after = trainer.state.networks()
         moved = {k.split(".")[0] for k in before if not np.array_equal(before[k], after[k])}
         due = update % 3 == 0
         everything = {"policy", "critics", "target_policy", "target_critics"}
@@ -81,13 +81,13 @@ def test_the_policys_gradient_is_that_of_the_first_critic_by_finite_differences(
     env, hyper = env_spec(), replace(SMALL, batch_size=16, policy_every=1)
     trainer, part = hyper.trainer(spec_of(hyper, env)), replayed(env)
     shaken = np.random.default_rng(5)
-    trainer.load_networks(
-        {k: a + 0.3 * shaken.standard_normal(a.shape) for k, a in trainer.networks().items()}
+    trainer.state.load_networks(
+        {k: a + 0.3 * shaken.standard_normal(a.shape) for k, a in trainer.state.networks().items()}
     )
-    before = {k: a.astype(np.float64) for k, a in trainer.networks().items()}
+    before = {k: a.astype(np.float64) for k, a in trainer.state.networks().items()}
     trainer.take(part)
     trainer.finish()
-    after, now = trainer.networks(), part.observation["obs"][0].astype(np.float64)
+    after, now = trainer.state.networks(), part.observation["obs"][0].astype(np.float64)
 
     def loss(arrays):
         """By the critics after their own step."""
@@ -196,8 +196,10 @@ def test_two_learners_on_halves_learn_and_tell_what_one_does_on_the_whole(hyper)
     for thread in threads:
         thread.join(30)
     for rank in range(2):
-        for name, array in one.networks().items():
-            np.testing.assert_allclose(two[rank].networks()[name], array, atol=1e-5, err_msg=name)
+        for name, array in one.state.networks().items():
+            np.testing.assert_allclose(
+                two[rank].state.networks()[name], array, atol=1e-5, err_msg=name
+            )
         assert told[rank] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
@@ -205,7 +207,7 @@ def test_two_learners_on_halves_learn_and_tell_what_one_does_on_the_whole(hyper)
 def test_workers_share_all_that_is_stepped_and_nothing_overlaps(hyper):
     env = env_spec()
     spec = spec_of(hyper, env)
-    sizes = [array.size for array in hyper.trainer(spec).networks().values()]
+    sizes = [array.size for array in hyper.trainer(spec).state.networks().values()]
     flat = np.zeros(Shared.size(sum(sizes)), np.float32)
     first = hyper.trainer(replace(spec, shared=Shared(flat, first=True)))
     second = hyper.trainer(replace(spec, shared=Shared(flat, first=False), seed=7))
@@ -214,10 +216,10 @@ def test_workers_share_all_that_is_stepped_and_nothing_overlaps(hyper):
         for trainer in (first, alone):
             trainer.take(replayed(env, N=32, seed=seed))
             trainer.finish()
-    for name, array in alone.networks().items():
-        np.testing.assert_allclose(first.networks()[name], array, atol=1e-6, err_msg=name)
+    for name, array in alone.state.networks().items():
+        np.testing.assert_allclose(first.state.networks()[name], array, atol=1e-6, err_msg=name)
     for optimizer in second._optimizers.values():
         optimizer.refresh()
-    for name, array in first.networks().items():
+    for name, array in first.state.networks().items():
         if not name.startswith("target"):
-            assert np.array_equal(second.networks()[name], array), name
+            assert np.array_equal(second.state.networks()[name], array), name

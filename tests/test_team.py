@@ -113,9 +113,11 @@ def learn_once(name, spec, share):
     if algorithm.name == "ppo":
         parts = list(rollouts(spec, algorithm.policy(spec), valid))[share]
         moments = {"obs.mean": 1.0, "obs.variance": 4.0, "obs.count": 50.0}
-        seen = {k: np.full_like(a, moments.get(k, 0.0)) for k, a in trainer.networks().items()}
-        trainer.load_networks({k: seen[k] if k in moments else a for k, a in
-                               trainer.networks().items()})  # fmt: skip
+        seen = {
+            k: np.full_like(a, moments.get(k, 0.0)) for k, a in trainer.state.networks().items()
+        }
+        trainer.state.load_networks({k: seen[k] if k in moments else a for k, a in
+                               trainer.state.networks().items()})  # fmt: skip
     else:
         whole = replayed(spec)
         begin, end, _ = slice(share.start, share.stop).indices(4)
@@ -124,8 +126,8 @@ def learn_once(name, spec, share):
         trainer.take(part)
     metrics = trainer.finish()
     if algorithm.name == "ppo":
-        metrics["steps of the schedule"] = trainer.state()["steps"]
-    return {k: np.array(a) for k, a in trainer.networks().items()} | {
+        metrics["steps of the schedule"] = trainer.state.counters["steps"]
+    return {k: np.array(a) for k, a in trainer.state.networks().items()} | {
         f"metric {k}": np.array(v) for k, v in metrics.items()
     }
 
@@ -158,7 +160,7 @@ def half(rank, path, results):
     for part in rollouts(trainer._spec, few.policy(trainer._spec), (0.02, 0.05)):
         trainer.take(part)
     trainer.finish()
-    told |= {f"few/{k}": np.array(a) for k, a in trainer.networks().items()}
+    told |= {f"few/{k}": np.array(a) for k, a in trainer.state.networks().items()}
     for i, array in enumerate(team.gather(np.arange(3 * rank + 1))):
         told[f"gathered/{i}"] = array
     told["shared"] = team.share(np.array([rank + 7]))
@@ -731,5 +733,5 @@ def test_a_linear_schedule_ends_with_the_run_whose_updates_are_those_of_all_grou
     env = make_env("toy/Identity", 8, {})
     config = replace(config_for(hyper, scale=scale), stop=StopConfig(updates=10))
     trainer = hyper.trainer(make_spec(config, env.spec))
-    trainer._updates = 5
+    trainer.state.counters["updates"] = 5
     assert trainer._learning_rate() == rate

@@ -274,7 +274,7 @@ def test_an_update_from_padded_rollouts_is_that_from_cut_ones(trigger):
         for trainer, part in zip(trainers, both, strict=True):
             trainer.take(part)
             trainer.finish()
-    padded, expected = (trainer.networks() for trainer in trainers)
+    padded, expected = (trainer.state.networks() for trainer in trainers)
     for name, array in expected.items():
         # values are computed for all rows at once, and products of other shapes round otherwise
         assert padded[name] == pytest.approx(array, rel=1e-4, abs=1e-5), name

@@ -21,13 +21,13 @@ from tianji import corrections, networks, returns
 from tianji.algorithm import (
     Bound,
     Decision,
-    Fate,
     Fraction,
     Lanes,
     Metrics,
     NotNegative,
     Positive,
     Spec,
+    Traits,
 )
 from tianji.columns import Each, ask, chunked, fold, initialise, make_modules, unroll
 from tianji.corrections import Estimate, Steps
@@ -37,9 +37,10 @@ from tianji.errors import Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
 from tianji.recurrent import NumpyRecurrent
-from tianji.role import State, generator, generator_state, load_generator_state
+from tianji.role import generator
 from tianji.sight import Sight, normalised
 from tianji.store import Fresh
+from tianji.train_state import TrainState
 from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, floats, leaf
 
 Batch = dict[str, Tensor]
@@ -74,9 +75,7 @@ class OnPolicy:
     """Hyperparameters of all on-policy algorithms, and the parts that need no more than these."""
 
     name: ClassVar[str] = ""
-    on_policy: ClassVar[bool] = True
-    corrects: ClassVar[tuple[str, ...]] = ()
-    remembers: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(on_policy=True, remembers=True)
 
     learning_rate: Positive = 3e-4
     """Adam's step size"""
@@ -335,9 +334,6 @@ class Trainer:
             shared=spec.shared,
             gradients=spec.gradients,
         )
-        self._updates = 0
-        self._steps = 0
-        """valid steps of the updates so far, for the schedule"""
         self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
         self._moments = {"obs": Moments(self._sight.own.shape), "return": Moments(())}
         if self._ways.normalise_value:
@@ -348,6 +344,13 @@ class Trainer:
         """discounted return so far, of each column"""
         self._last = np.full(spec.actors, -1)
         """the number of the last rollout of each actor"""
+        self.state = TrainState(
+            {"all": self._optimizer},
+            moments=self._moments,
+            arrays={"running": self._running, "last": self._last},
+            counters={"updates": 0, "steps": 0},  # the valid ones of updates, for the schedule
+            rng=self._rng,
+        )
         self._params = Params(floats(shapes | self._over.shapes | self._sight.shapes()))
         self._parts: list[Batch] = []
         """of each part, the rows that are valid"""
@@ -386,8 +389,8 @@ class Trainer:
             self._normalise_value(batch)
         rate = self._learning_rate()
         metrics = self._epochs(batch, rate)
-        self._updates += 1
-        self._steps += rows // self._sight.columns
+        self.state.counters["updates"] += 1
+        self.state.counters["steps"] += rows // self._sight.columns
         self._observe()
         self._parts, self._sequences = [], []
         explained = _explained_variance(*(deviation for _, deviation in of_targets))
@@ -401,45 +404,6 @@ class Trainer:
         for name, array in self._scales().items():
             np.copyto(self._params[name], array)
         return self._params
-
-    def finite(self) -> bool:
-        return self._optimizer.finite()
-
-    def networks(self) -> Leaves:
-        moments = self._moments.items()
-        extra = {f"{k}.{name}": a for k, m in moments for name, a in m.arrays().items()}
-        return self._optimizer.flat.arrays() | extra
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        self._optimizer.flat.load(arrays)
-        for prefix, moments in self._moments.items():
-            moments.load({name: arrays[f"{prefix}.{name}"] for name in moments.arrays()})
-
-    def fates(self) -> Mapping[str, Fate]:
-        # A normaliser's scale goes with the networks that were trained at it; its count says how
-        # fast it moves, and that is each group's own.
-        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
-        counts: dict[str, Fate] = {f"{name}.count": "local" for name in self._moments}
-        return fates | counts | Optimizer.fates
-
-    def state(self) -> State:
-        return {
-            "optimizer": self._optimizer.state(),
-            "updates": self._updates,
-            "steps": self._steps,
-            **{name: moments.arrays() for name, moments in self._moments.items()},
-            "running": self._running.copy(),
-            "last": self._last.copy(),
-            "rng": generator_state(self._rng),
-        }
-
-    def load_state(self, state: State) -> None:
-        self._optimizer.load_state(state["optimizer"])
-        self._updates, self._steps = state["updates"], state["steps"]
-        for name, moments in self._moments.items():
-            moments.load(state[name])
-        self._running[:], self._last[:] = state["running"], state["last"]
-        load_generator_state(self._rng, state["rng"])
 
     def _estimate(
         self, part: Rollout, seen: Seen, output: Tensor | None, steps: Steps
@@ -699,9 +663,10 @@ class Trainer:
         hyper, spec = self._hyper, self._spec
         if hyper.schedule == "constant":
             return hyper.learning_rate
-        done = self._updates * spec.groups / spec.updates if spec.updates else 0.0
+        counters = self.state.counters
+        done = counters["updates"] * spec.groups / spec.updates if spec.updates else 0.0
         # A run's steps are those of all groups.
-        done = max(done, self._steps * spec.groups / spec.steps if spec.steps else 0.0)
+        done = max(done, counters["steps"] * spec.groups / spec.steps if spec.steps else 0.0)
         return hyper.learning_rate * max(0.0, 1.0 - done)
 
     def _rewards(self, part: Rollout) -> Array:

@@ -14,6 +14,7 @@ from tianji.env import EnvSpec
 from tianji.errors import Refusal, nearest
 from tianji.role import Did, State
 from tianji.team import Alone, Shared, Team
+from tianji.train_state import TrainState
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
@@ -116,9 +117,9 @@ class Spec:
     sends_early: bool = False
     """rollouts may be pushed before they are full; the rest of them is rows that are not valid"""
     correct: str = "none"
-    """what is done against staleness, of `Algorithm.corrects`"""
+    """what is done against staleness, of `Traits.corrects`"""
     explore: str = "alike"
-    """how actors differ in exploring, of `Algorithm.explores`"""
+    """how actors differ in exploring, of `Traits.explores`"""
     actor: int | None = None
     """which one a policy is for; None: for any, or for all"""
     join: str = "none"
@@ -274,7 +275,6 @@ class OnceStore(Store, Protocol):
 
 
 Metrics = dict[str, float]
-Fate = Literal["averaged", "local"]
 
 
 class Trainer(Protocol):
@@ -289,23 +289,9 @@ class Trainer(Protocol):
     def params(self, version: int) -> Params:
         """What the policy needs in order to act; schedules are functions of the version."""
 
-    def finite(self) -> bool:
-        """Are all parameters finite?"""
-
-    def networks(self) -> Leaves:
-        """Everything learnt, by name: networks, target networks, normalisers."""
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        """Take these over: all that `networks` names."""
-
-    def fates(self) -> Mapping[str, Fate]:
-        """What becomes of each of `networks`, and of the optimizer's moments, where groups join
-        their models: "averaged" with the others', or "local"."""
-
-    def state(self) -> State:
-        """All that is needed to go on: `networks` and the optimizer."""
-
-    def load_state(self, state: State) -> None: ...
+    @property
+    def state(self) -> TrainState:
+        """All that was learnt, and all that going on exactly needs beside it."""
 
 
 class PriorityTrainer(Trainer, Protocol):
@@ -315,19 +301,30 @@ class PriorityTrainer(Trainer, Protocol):
         """[N], of the steps of the last update in their order."""
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What holds for an algorithm whatever its hyperparameters are."""
+
+    on_policy: bool
+    """True: rollouts are consumed soon after they were made; False: they are replayed"""
+    corrects: tuple[str, ...] = ()
+    """words of relax.correct that it heeds by `Spec.correct`, beside "none"; others are refused"""
+    explores: tuple[str, ...] = ()
+    """words of relax.explore that it heeds by `Spec.explore`, beside "alike"; others are refused"""
+    remembers: bool = False
+    """does it heed network.recurrent?"""
+
+
 class Algorithm(Protocol):
     """A frozen dataclass of hyperparameters that makes the parts.
 
     One whose schedules depend on when the run ends says so by a property `uses_end`: resuming it
-    with another end is then not called exact. One that heeds `Spec.correct` or `Spec.explore` names
-    the words that it knows in `corrects` and `explores`, beside "none" and "alike"; others are
-    refused. One that heeds `Network.recurrent` says so by `remembers`. One whose store is a
-    `PriorityStore` and whose trainer is a `PriorityTrainer` says so by a property `prioritizes`.
+    with another end is then not called exact. One whose store is a `PriorityStore` and whose
+    trainer is a `PriorityTrainer` says so by a property `prioritizes`.
     """
 
     name: ClassVar[str]
-    on_policy: ClassVar[bool]
-    """True: rollouts are consumed soon after they were made; False: they are replayed"""
+    traits: ClassVar[Traits]
 
     def check(self, spec: Spec) -> None:
         """Refuse what cannot work, before anything is built."""
@@ -361,6 +358,11 @@ ALGORITHMS: dict[str, str | type[Any]] = {
     "td3": "tianji.algorithms.td3:TD3",
     "vdn": "tianji.algorithms.qmix:VDN",
 }
+
+
+def hyperparameter(algorithm: Algorithm, name: str, default: int) -> int:
+    """A hyperparameter that many algorithms have by this name; the default: it has none."""
+    return int(vars(algorithm).get(name, default))
 
 
 def register_algorithm(name: str) -> Callable[[type[Any]], type[Any]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from tianji.algorithm import hyperparameter
 from tianji.config import Config
 from tianji.env import EnvSpec
 from tianji.errors import Refusal
@@ -122,7 +123,7 @@ class Asked:
         """Of how many equal shares of what an update takes learning is measured with one, as all
         of it would take too long: on a CPU a row takes as many times as long as `inference` as
         there are passes."""
-        passes = PASSES * getattr(self.config.algorithm, "epochs", 1)
+        passes = PASSES * hyperparameter(self.config.algorithm, "epochs", 1)
         expected = self.task.rows * inference * passes
         if not self.on_cpu or expected < (most := GLANCING if glance else UPDATING):
             return 1
@@ -135,7 +136,7 @@ class Asked:
 
     def long_enough(self, update: float, collecting: float) -> float:
         """Seconds of a real run in which some updates are made, each after so much collecting."""
-        warmup = getattr(self.sooner.algorithm, "warmup", 0)
+        warmup = hyperparameter(self.sooner.algorithm, "warmup", 0)
         first = collecting * max(1.0, warmup / self.task.rows)
         return max(2.0, first + 4 * max(update, collecting))
 

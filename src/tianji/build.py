@@ -240,7 +240,7 @@ class Assembly:
         assert joined is not None
         sent, received = self.graph.sent("models", name), self.graph.received("models", name)
         return Mixer(
-            trainer,
+            trainer.state,
             group,
             self.spec.groups,
             outboxes={j.receivers[0].group or 0: transport.outbox(j.conduit) for j in sent},

@@ -34,7 +34,7 @@ class Description:
 def describe(config: Config, spec: Spec, relax: Relaxation) -> Description:
     policy = config.algorithm.policy(spec)
     trainer = config.algorithm.trainer(dataclasses.replace(spec, device="cpu"))
-    fates = trainer.fates()
+    fates = trainer.state.fates()
     state = policy.initial(1)
     recurrent = {name: leaf(array.shape[1:], array.dtype) for name, array in state.items()}
     env, once = spec.env, dict(recurrent)
@@ -63,7 +63,7 @@ def describe(config: Config, spec: Spec, relax: Relaxation) -> Description:
         slots=config.algorithm.slots(spec),
         models={
             name: Model(leaf(array.shape, array.dtype), fates[name])
-            for name, array in trainer.networks().items()
+            for name, array in trainer.state.networks().items()
         },
         prioritizes=prioritizes,
     )

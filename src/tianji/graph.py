@@ -167,7 +167,7 @@ def balance_of(config: Config, setup: Setup) -> Balance:
         steps_per_update=steps,
         warmup=algorithm.warmup_steps(spec),
         lead=relax.lead,
-        round=spec.actors if relax.lead == 0 and not algorithm.on_policy else 1,
+        round=spec.actors if relax.lead == 0 and not algorithm.traits.on_policy else 1,
         pieces=setup.description.pieces,
         paced=relax.paced,
         credit=relax.credit,
@@ -285,7 +285,7 @@ def _between(config: Config, setup: Setup, first: list[RoleName]) -> list[Joint]
 def _lane_slots(config: Config, setup: Setup) -> int:
     """Beside what the store holds: what is being made for `lead` updates and the current one, and
     what the learner has in hand."""
-    spec, relax, on_policy = setup.spec, setup.relax, config.algorithm.on_policy
+    spec, relax, on_policy = setup.spec, setup.relax, config.algorithm.traits.on_policy
     steps = config.algorithm.steps_per_update(spec)
     each = -(-steps // (spec.rows_per_rollout * spec.actors))
     more = each * (2 + int(min(relax.lead, FREE_LEAD)))

@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from tianji.algorithm import Trainer
 from tianji.channel import Inbox, Outbox, Slot
 from tianji.description import Model
 from tianji.role import Did, State
+from tianji.train_state import TrainState
 from tianji.types import Array, Layout, Leaves, leaf
 
 MIX, NO_MODEL = Did("mix"), Did(waits="group")
@@ -51,10 +51,10 @@ def edges(graph: Graph, groups: int) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def averaged(trainer: Trainer) -> Leaves:
-    """What groups join of all that is learnt; views where the trainer has some."""
-    fates = trainer.fates()
-    return {n: array for n, array in trainer.networks().items() if fates[n] == "averaged"}
+def averaged(state: TrainState) -> Leaves:
+    """What groups join of all that is learnt; views where there are some."""
+    fates = state.fates()
+    return {n: array for n, array in state.networks().items() if fates[n] == "averaged"}
 
 
 def model_layout(models: Mapping[str, Model]) -> Layout:
@@ -70,7 +70,7 @@ class Mixer:
 
     def __init__(
         self,
-        trainer: Trainer,
+        learnt: TrainState,
         group: int,
         groups: int,
         outboxes: Mapping[int, Outbox],
@@ -87,7 +87,7 @@ class Mixer:
         """updates after which a round was due and a peer was not done with the last model"""
         self.dropped = 0
         """models that arrived for a round that was done"""
-        self._trainer = trainer
+        self._learnt = learnt
         self._group, self._groups = group, groups
         self._outboxes, self._inboxes = outboxes, inboxes
         self._graph, self._every, self._patience = graph, every, patience
@@ -149,7 +149,7 @@ class Mixer:
             self.skipped += version > self._asked
             self._asked = version
             return
-        self._mine = {name: array.copy() for name, array in averaged(self._trainer).items()}
+        self._mine = {name: array.copy() for name, array in averaged(self._learnt).items()}
         self._pushed, self._due = self.round, version
         for peer in out_peers(self._graph, self.round, self._group, self._groups):
             self._push(peer)
@@ -189,12 +189,12 @@ class Mixer:
         return models
 
     def _mix(self, models: Mapping[int, Slot]) -> None:
-        now = self._trainer.networks()
+        now = self._learnt.networks()
         mixed = {
             name: moved(now[name], mine, [slot.leaf(name) for slot in models.values()])
             for name, mine in self._mine.items()
         }
-        self._trainer.load_networks(now | mixed)
+        self._learnt.load_networks(now | mixed)
         for peer, slot in models.items():
             del self._held[peer]
             self._inboxes[peer].release(slot)

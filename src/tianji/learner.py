@@ -12,7 +12,7 @@ import numpy as np
 from tianji.algorithm import Gradients, Metrics, PriorityTrainer, Store, Trainer
 from tianji.channel import Inbox, Outbox, Publisher, Slot
 from tianji.errors import Failure
-from tianji.join import MIX, NO_MODEL, Mixer
+from tianji.join import MIX, NO_MODEL, Mixer, averaged
 from tianji.role import Did, State
 from tianji.role_names import RoleName
 from tianji.team import Alone, Team
@@ -182,7 +182,7 @@ class Learner:
             "version": self._computed,
             "consumed": self.consumed,
             "received": self._counts.steps,
-            "trainer": self._trainer.state(),
+            "trainer": self._trainer.state.state(),
             "batches": self._batches.state(),
             "owed": self._owed,
             "mixed": self._mixed,
@@ -193,7 +193,7 @@ class Learner:
         """Go on where the state was taken; without what was on its way, ask for batches anew."""
         self.version, self.consumed = state["version"], state["consumed"]
         self._counts = Counts(state["received"], self.version)
-        self._trainer.load_state(state["trainer"])
+        self._trainer.state.load_state(state["trainer"])
         self._mixed = state["mixed"]
         if self._mixer is not None:
             self._mixer.load_state(state["mixer"])
@@ -211,7 +211,7 @@ class Learner:
         return {"version": self._computed, "params": own}
 
     def networks(self) -> dict[str, Array]:
-        return self._trainer.networks()
+        return self._trainer.state.networks()
 
     def close(self) -> None:
         self._team.close()
@@ -223,7 +223,7 @@ class Learner:
 
     def _take(self, part: Rollout) -> None:
         if self._skip and self._before is None:
-            self._before = copy.deepcopy(self._trainer.state())
+            self._before = self._trainer.state.state()
         self._staleness.append(self.version - part.versions)
         self._taken.append(part)
         self._trainer.take(part)
@@ -313,10 +313,9 @@ class Learner:
         """Take over what the first learner has mixed since the last batch, if it has."""
         mixed, self._mixed = self._mixed, False
         if self._team.share(np.array([mixed], np.int64))[0]:
-            fates, share = self._trainer.fates(), self._team.share
-            networks = self._trainer.networks().items()
-            self._trainer.load_networks(
-                {name: share(x) if fates[name] == "averaged" else x for name, x in networks}
+            state, share = self._trainer.state, self._team.share
+            state.load_networks(
+                state.networks() | {k: share(x) for k, x in averaged(state).items()}
             )
 
     def _publish(self) -> None:
@@ -328,7 +327,7 @@ class Learner:
         """The metrics of an update that is finite; of one that is not, none: it is undone."""
         self.skipped, before, self._before = None, self._before, None
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-        if not bad and self._trainer.finite():
+        if not bad and self._trainer.state.finite():
             self._skips = 0
             return metrics
         what = ", ".join(f"{name} = {value}" for name, value in bad.items()) or "a parameter"
@@ -341,7 +340,7 @@ class Learner:
         self._skips += 1
         if before is None or self._skips > MOST_SKIPS:
             raise error
-        self._trainer.load_state(before)
+        self._trainer.state.load_state(before)
         error.batch = copy.deepcopy(self._taken)  # its slots are about to be given back
         self.skipped = error
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -70,11 +69,6 @@ class Flat:
 class Optimizer:
     """Adam over several modules. One buffer for all parameters and one for all gradients make
     zeroing, averaging, clipping and stepping one operation each, whatever the number of layers."""
-
-    fates: ClassVar[dict[str, Literal["averaged", "local"]]] = {
-        "optimizer.m": "local", "optimizer.v": "local", "optimizer.steps": "local"
-    }  # fmt: skip
-    """what groups that join their models do with the moments: each keeps its own"""
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+from tianji.algorithm import hyperparameter
 from tianji.asked import MAKING, STEPPING, WHOLE, Acted, Asked, Clock, Progress
 from tianji.config import Config
 from tianji.contrasts import START, START_GPU, Contrasts
@@ -220,7 +221,7 @@ class _Profiler:
         if self._asked.task.on_policy:
             envs = round(config.scale.envs_per_actor * factor)
             return config.scaled(envs_per_actor=envs) if envs else None
-        size = round(getattr(config.algorithm, "batch_size", 0) * factor)
+        size = round(hyperparameter(config.algorithm, "batch_size", 0) * factor)
         if size < 1:
             return None
         algorithm: Any = dataclasses.replace(config.algorithm, batch_size=size)  # type: ignore[type-var]

@@ -481,7 +481,7 @@ class _Run:
         self._start_roles()
         if parts is None:
             parts = self._engine.parts(-1)
-        on_policy, lost = self._config.algorithm.on_policy, 0
+        on_policy, lost = self._config.algorithm.traits.on_policy, 0
         for group, counted in enumerate(counts):
             theirs = of_group(parts, group)
             lost += advance(theirs, counted, on_policy)
@@ -553,7 +553,7 @@ class _Run:
             places=max(1, usage.places),
             crowd=usage.crowd,
             turns=relax.lead == 0,
-            grows=self._config.algorithm.on_policy,
+            grows=self._config.algorithm.traits.on_policy,
             ordered=relax.late == "wait",
             busiest=usage.busiest,
             scaling=scaling_of(self._plan),

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from typing import Any, NamedTuple
 
+from tianji.algorithm import hyperparameter
 from tianji.balance import Balance
 from tianji.build import make_setup
 from tianji.config import Config, EvalConfig, JoinConfig
@@ -64,7 +65,7 @@ def works(config: Config) -> bool:
 
 def _preset(config: Config) -> Relaxation:
     """The relaxation that a config names, before fields that it sets."""
-    return PRESETS[config.scale.relax](Sizes(config.algorithm.on_policy, alone=False))
+    return PRESETS[config.scale.relax](Sizes(config.algorithm.traits.on_policy, alone=False))
 
 
 def see(config: Config) -> Seen:
@@ -123,11 +124,11 @@ def task_of(config: Config, env: EnvSpec) -> Task:
     setup, balance = join(config, env)
     spec, relax, algorithm = setup.spec, setup.relax, config.algorithm
     rows = balance.steps_per_update
-    capacity = getattr(algorithm, "capacity", 1 << 62)
+    capacity = hyperparameter(algorithm, "capacity", 1 << 62)
     return Task(
         rows=rows,
-        batch=rows if algorithm.on_policy else int(getattr(algorithm, "batch_size", rows)),
-        on_policy=algorithm.on_policy,
+        batch=rows if algorithm.traits.on_policy else hyperparameter(algorithm, "batch_size", rows),
+        on_policy=algorithm.traits.on_policy,
         lead=relax.lead,
         streams=relax.start == "stream",
         envs=spec.actors * spec.envs,
@@ -158,9 +159,9 @@ def shares(config: Config) -> dict[int, bool]:
     """Into how many equal shares what an update takes can be cut, by its envs; and whether
     minibatches then have the size that they have."""
     envs = config.scale.envs_per_actor
-    if not config.algorithm.on_policy:
+    if not config.algorithm.traits.on_policy:
         return {1: True}
-    minibatches = getattr(config.algorithm, "minibatches", 1)
+    minibatches = hyperparameter(config.algorithm, "minibatches", 1)
     return {n: minibatches % n == 0 for n in range(1, envs + 1) if envs % n == 0}
 
 
@@ -178,10 +179,7 @@ def with_share(config: Config, share: int) -> Config:
 
 def without_warmup(config: Config, env: EnvSpec) -> Config:
     """Without most of it, at least: the first update is waited for."""
-    warmup = getattr(config.algorithm, "warmup", None)
-    if not isinstance(warmup, int):
-        return config
-    fewer = 256
+    warmup, fewer = hyperparameter(config.algorithm, "warmup", 0), 256
     while fewer < warmup:
         algorithm: Any = dataclasses.replace(config.algorithm, warmup=fewer)  # type: ignore[type-var]
         shorter = dataclasses.replace(config, algorithm=algorithm)

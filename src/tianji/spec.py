@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import NoReturn
 
-from tianji.algorithm import ALGORITHMS, Algorithm, Gradients, Spec, algorithm_class
+from tianji.algorithm import ALGORITHMS, Algorithm, Gradients, Spec, Traits, algorithm_class
 from tianji.config import Config
 from tianji.env import Env, EnvSpec, Halves
 from tianji.errors import Refusal
@@ -41,19 +43,13 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
         group=group,
     )
     relax = relax_of(config, spec)
-    for key, word, plain in (
-        ("correct", relax.correct, "none"),
-        ("explore", relax.explore, "alike"),
-    ):
-        if word != plain and word not in getattr(config.algorithm, f"{key}s", ()):
-            able = [n for n in ALGORITHMS if word in getattr(algorithm_class(n), f"{key}s", ())]
-            raise Refusal(
-                f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
-                f'would be without effect. Set relax.{key} = "{plain}", or algorithm.name to one '
-                f"that can: {', '.join(able)}."
-            )
-    if config.network.recurrent != "none" and not getattr(config.algorithm, "remembers", False):
-        able = [n for n in ALGORITHMS if getattr(algorithm_class(n), "remembers", False)]
+    traits = config.algorithm.traits
+    if relax.correct not in ("none", *traits.corrects):
+        _refuse_word(config, "correct", relax.correct, "none", lambda able: able.corrects)
+    if relax.explore not in ("alike", *traits.explores):
+        _refuse_word(config, "explore", relax.explore, "alike", lambda able: able.explores)
+    if config.network.recurrent != "none" and not traits.remembers:
+        able = [name for name in ALGORITHMS if algorithm_class(name).traits.remembers]
         raise Refusal(
             f'network.recurrent = "{config.network.recurrent}" is nothing that '
             f"{config.algorithm.name} can do, so it would remember nothing. Set network.recurrent "
@@ -63,6 +59,17 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
     config.algorithm.check(spec)
     _check_gradient(config.algorithm, spec, relax.gradient)
     return spec
+
+
+def _refuse_word(
+    config: Config, key: str, word: str, plain: str, words: Callable[[Traits], tuple[str, ...]]
+) -> NoReturn:
+    able = [name for name in ALGORITHMS if word in words(algorithm_class(name).traits)]
+    raise Refusal(
+        f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
+        f'would be without effect. Set relax.{key} = "{plain}", or algorithm.name to one '
+        f"that can: {', '.join(able)}."
+    )
 
 
 def _check_gradient(algorithm: Algorithm, spec: Spec, gradient: str) -> None:
@@ -84,9 +91,9 @@ def relax_of(config: Config, spec: Spec) -> Relaxation:
     algorithm, scale, own = config.algorithm, config.scale, config.relax
     rows = spec.actors * spec.rows_per_rollout
     sizes = Sizes(
-        on_policy=algorithm.on_policy,
+        on_policy=algorithm.traits.on_policy,
         alone=scale.engine == "serial",
-        round=1 if algorithm.on_policy else max(1, rows // algorithm.steps_per_update(spec)),
+        round=1 if algorithm.traits.on_policy else max(1, rows // algorithm.steps_per_update(spec)),
         actors=spec.actors,
         envs=spec.envs,
         groups=scale.groups,

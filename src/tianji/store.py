@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tianji import frames, returns
-from tianji.algorithm import Lanes, Spec
+from tianji.algorithm import Lanes
 from tianji.errors import Failure, Refusal
 from tianji.frames import Spans
 from tianji.role import State
@@ -389,55 +388,6 @@ class Replay:
         row, env = np.divmod(at, self._B)
         slot, row = np.divmod(row, self._T + 1)
         frames.gather(self._lanes.memory, spans, (slot, row, env), out)
-
-
-class OffPolicy:
-    """What the hyperparameters of algorithms that replay have in common."""
-
-    on_policy: ClassVar[bool] = False
-
-    batch_size: int
-    """steps or episodes that one update consumes"""
-    new_steps: int
-    """new steps for each update"""
-    capacity: int
-    """steps that replay holds"""
-    warmup: int
-    """steps before the first update"""
-
-    def steps_per_update(self, spec: Spec) -> int:
-        return self.new_steps
-
-    def warmup_steps(self, spec: Spec) -> int:
-        return self.warmup
-
-    def slots(self, spec: Spec) -> int:
-        return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
-
-    def check_replay(self, spec: Spec, rows: int) -> None:
-        """Refuse a replay from which the first batch, or a learner's share, could not be drawn; a
-        window has so many rows of an env."""
-        least = max(self.batch_size, rows * spec.envs * spec.actors)
-        if self.warmup < least:
-            raise Refusal(
-                f"algorithm.warmup = {self.warmup} is too early: the first batch needs {least} "
-                f"steps (batch_size, and {rows} of every env). Set warmup to {least} or more."
-            )
-        if self.capacity < self.warmup:
-            raise Refusal(
-                f"algorithm.capacity = {self.capacity} is less than warmup = {self.warmup}: the "
-                f"steps gathered first would be gone before the first update. Raise capacity."
-            )
-        self.check_shares(spec)
-
-    def check_shares(self, spec: Spec) -> None:
-        if self.batch_size % spec.learners:
-            fit = max(1, round(self.batch_size / spec.learners)) * spec.learners
-            raise Refusal(
-                f"algorithm.batch_size = {self.batch_size} is no multiple of scale.learners = "
-                f"{spec.learners}, so that their shares could not be equal. Set batch_size to "
-                f"{fit}."
-            )
 
 
 def _whole(part: Rollout) -> Rollout:

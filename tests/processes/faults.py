@@ -93,7 +93,8 @@ class _Trainer:
             raise OSError("no licence")
         super().__init__(hyper, spec)
         if hyper.begins_apart and spec.group:
-            self.load_networks({name: array + 1 for name, array in self.networks().items()})
+            learnt = self.state.networks().items()
+            self.state.load_networks({name: array + 1 for name, array in learnt})
         self._finished = 0
 
     def finish(self):
@@ -104,13 +105,13 @@ class _Trainer:
         time.sleep(self._hyper.sleep)
         about = {"threads": torch.get_num_threads(), "cores": len(os.sched_getaffinity(0))}
         at, last = self._hyper.nan_at, self._hyper.nan_at + self._hyper.nan_times
-        before = {name: array.copy() for name, array in self.networks().items()}
+        before = {name: array.copy() for name, array in self.state.networks().items()}
         metrics = super().finish() | about
-        if self._updates > self._hyper.learns:
-            self.load_networks(before)
+        if self.state.counters["updates"] > self._hyper.learns:
+            self.state.load_networks(before)
         if at <= self._finished < last:
             metrics["loss"] = float("nan")
-            for array in self.networks().values():
+            for array in self.state.networks().values():
                 array[...] = np.nan
         return metrics
 

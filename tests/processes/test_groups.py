@@ -89,8 +89,13 @@ def trainers(result):
     return [parts[name] for name in names]
 
 
+def optimizer(learner):
+    (state,) = learner["trainer"]["optimizers"].values()
+    return state
+
+
 def weights(learner):
-    parameters = learner["trainer"]["optimizer"]["parameters"]
+    parameters = optimizer(learner)["parameters"]
     return np.concatenate([np.ravel(array) for array in parameters.values()])
 
 
@@ -459,14 +464,14 @@ def test_all_workers_of_a3c_step_one_set_of_parameters(workers, tmp_path):
     check_sums(result, workers)
     assert spread(result) == 0.0, "at rest nothing is in flight"
     steps = 4 * result.updates  # 2 epochs of 2 minibatches; without locks, a few may be lost
-    found = [float(x["trainer"]["optimizer"]["moments"]["steps"]) for x in trainers(result)]
+    found = [float(optimizer(x)["moments"]["steps"]) for x in trainers(result)]
     assert all(0.9 * steps <= count <= steps for count in found)
     names = {path.stem for path in (tmp_path / "run" / "logs").iterdir()}
     assert names == {"g0.evaluator", *(f"g{g}.worker" for g in range(workers))}
     rest = tianji.resume(result.run_dir, [f"stop.updates={result.updates + 20}"])
     assert rest.resumed == "inexact: store not saved, envs reset"
     check_sums(rest, workers)
-    more = float(trainers(rest)[0]["trainer"]["optimizer"]["moments"]["steps"]) - found[0]
+    more = float(optimizer(trainers(rest)[0])["moments"]["steps"]) - found[0]
     assert 0.9 * 4 <= more / (rest.updates - result.updates) <= 4
     assert np.abs(weights(trainers(rest)[0]) - weights(trainers(result)[0])).max() < 0.1
 

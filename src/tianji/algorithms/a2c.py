@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy
-from tianji.algorithm import Fraction, Positive, Spec
+from tianji.algorithm import Fraction, Positive, Spec, Traits
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class A2C(OnPolicy):
     """On-policy; one optimizer step for each batch. With scale.relax = "a3c" it is A3C."""
 
     name: ClassVar[str] = "a2c"
-    corrects: ClassVar[tuple[str, ...]] = ("clip", "vtrace", "tis")
+    traits: ClassVar[Traits] = replace(OnPolicy.traits, corrects=("clip", "vtrace", "tis"))
 
     learning_rate: Positive = 1e-3
     """Adam's step size"""

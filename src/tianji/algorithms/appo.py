@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy, Seen, Ways
-from tianji.algorithm import Count, Metrics, NotNegative, Positive, Spec
+from tianji.algorithm import Count, Metrics, NotNegative, Positive, Spec, Traits
 from tianji.corrections import Estimate, Steps
 from tianji.optim import Flat
-from tianji.role import State
-from tianji.types import Array, Leaves, Rollout
+from tianji.types import Leaves, Rollout
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class APPO(OnPolicy):
     consumed several times. V-trace makes the targets of values, for the target network's policy."""
 
     name: ClassVar[str] = "appo"
-    corrects: ClassVar[tuple[str, ...]] = ("impact", "vtrace")
+    traits: ClassVar[Traits] = replace(OnPolicy.traits, corrects=("impact", "vtrace"))
 
     epochs: Count = 1
     """passes over the batch in one update"""
@@ -55,26 +53,13 @@ class Trainer(actor_critic.Trainer):
         self._target_extra = {k: nn.Parameter(v.detach().clone()) for k, v in self._extra.items()}
         spread = {"target_spread": nn.ParameterDict(self._target_extra)} if self._extra else {}
         self._target_flat = Flat({"target": self._target, **spread})
+        self.state.flats["target"] = self._target_flat
 
     def finish(self) -> Metrics:
         metrics = super().finish()
-        if self._updates % self._every == 0:
+        if self.state.counters["updates"] % self._every == 0:
             self._follow()
         return metrics
-
-    def networks(self) -> Leaves:
-        return super().networks() | self._target_flat.arrays()
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        super().load_networks(arrays)
-        self._target_flat.load(arrays)
-
-    def state(self) -> State:
-        return super().state() | {"target": self._target_flat.copies()}
-
-    def load_state(self, state: State) -> None:
-        super().load_state(state)
-        self._target_flat.load(state["target"])
 
     def _estimate(
         self, part: Rollout, seen: Seen, output: Tensor | None, steps: Steps

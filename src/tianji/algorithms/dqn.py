@@ -3,8 +3,6 @@ noisy networks, and distributions of returns instead of values (C51, QR)."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
@@ -13,27 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tianji import networks
+from tianji import networks, off_policy
 from tianji.algorithm import (
     Count,
     Decision,
-    Fate,
     Fraction,
     Lanes,
     Metrics,
     NotNegative,
     Positive,
     Spec,
+    Store,
+    Traits,
     Whole,
 )
 from tianji.env import Discrete
 from tianji.errors import Refusal
-from tianji.optim import Flat, Optimizer, mean_over
+from tianji.off_policy import OffPolicy
 from tianji.prioritized import RECORDED, Prioritized
 from tianji.recorded import Recorded, Tensors
-from tianji.role import State, generator, generator_state, load_generator_state
-from tianji.store import OffPolicy, Replay
-from tianji.types import Array, Layout, Leaves, Params, Rollout, floats
+from tianji.role import generator
+from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class DQN(OffPolicy):
     """Off-policy, for discrete actions; batches are drawn from replay."""
 
     name: ClassVar[str] = "dqn"
-    explores: ClassVar[tuple[str, ...]] = ("ladder",)
+    traits: ClassVar[Traits] = replace(OffPolicy.traits, explores=("ladder",))
 
     learning_rate: Positive = 1e-3
     """Adam's step size"""
@@ -130,10 +128,10 @@ class DQN(OffPolicy):
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
-    def store(self, spec: Spec, lanes: Lanes) -> Replay:
-        slots, gamma, n = self.slots(spec), self.gamma, self.n_step
+    def store(self, spec: Spec, lanes: Lanes) -> Store:
         if not self.prioritized:
-            return Replay(lanes, self.batch_size, slots, gamma, n)
+            return super().store(spec, lanes)
+        slots, gamma, n = self.slots(spec), self.gamma, self.n_step
         schedule = self.alpha, self.beta, self.beta_updates
         return Prioritized(lanes, self.batch_size, slots, gamma, n, *schedule, self.initial)
 
@@ -180,8 +178,7 @@ class DQN(OffPolicy):
         """By the env steps that a policy version stands for."""
         if self.noisy:
             return 0.0
-        share = min(1.0, version * self.new_steps / self.epsilon_steps)
-        return self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
+        return self._between(self.epsilon_start, self.epsilon_end, version, self.epsilon_steps)
 
 
 def _module(hyper: DQN, spec: Spec) -> nn.Module:
@@ -300,90 +297,41 @@ def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
     return (weight * huber).mean(2).sum(1)
 
 
-class Trainer:
+class Trainer(off_policy.Trainer):
     """One gradient step on a batch from replay."""
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
-        self._hyper, self._team = hyper, spec.team
+        self._hyper = hyper
         self._online = _module(hyper, spec)
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
-        self._online.to(spec.device)
-        self._target = copy.deepcopy(self._online)
-        self._optimizer = Optimizer(
-            {"q": self._online},
-            hyper.max_grad_norm,
-            team=spec.team,
-            shared=spec.shared,
-            gradients=spec.gradients,
-        )
-        self._target_flat = Flat({"target": self._target})
-        self._params = Params(floats(_shapes(self._online)))
+        online, target = {"q": {"q": self._online}}, {"q": {"target": self._online}}
+        super().__init__(hyper, spec, online, target, _shapes(self._online))
+        self._target = self._copies["q"]["target"]
+        self._optimizer = self._optimizers["q"]
         self._support = torch.from_numpy(support(hyper)).to(spec.device)
-        self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
-        """for the noise on weights"""
         rungs = [hyper.rung(replace(spec, actor=i)) or 0.0 for i in range(spec.actors)]
         self._ladder = sum(rungs) / len(rungs)
         """mean share of random actions of actors on a ladder; 0: there is none"""
-        self._updates = 0
-        self._groups = spec.groups
-        self._part: Rollout | None = None
         self._priority: Tensor | None = None
         """of the last update's steps"""
         records = self._optimizer.repeats and not hyper.noisy
         self._step = Recorded(self._update, spec.device, records)
 
-    def take(self, part: Rollout) -> None:
-        self._optimizer.refresh()
-        self._part = part
-
-    def finish(self) -> Metrics:
-        assert self._part is not None
-        rows = self._part.valid.size  # replay draws valid steps only
-        told, self._priority = self._step(_arrays(self._part))
-        self._updates += 1
-        self._follow()
-        (told,) = mean_over(self._team, told.unsqueeze(0), [rows])
-        return dict(zip(("loss", "q_mean", "grad_norm"), told.tolist(), strict=True)) | {
-            "learning_rate": self._hyper.learning_rate,
-            "epsilon": self._ladder or self._hyper.epsilon(self._updates * self._groups),
-        }
-
     def priorities(self) -> Array:
         assert self._priority is not None
         return self._priority.cpu().numpy()
 
-    def params(self, version: int) -> Params:
-        np.copyto(self._params.flat[:-1], self._optimizer.flat.array())
-        self._params["epsilon"][...] = self._hyper.epsilon(version * self._groups)
-        return self._params
-
-    def finite(self) -> bool:
-        return self._optimizer.finite()
-
-    def networks(self) -> Leaves:
-        return self._optimizer.flat.arrays() | self._target_flat.arrays()
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        self._optimizer.flat.load(arrays)
-        self._target_flat.load(arrays)
-
-    def fates(self) -> Mapping[str, Fate]:
-        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
-        return fates | Optimizer.fates
-
-    def state(self) -> State:
-        return {
-            "optimizer": self._optimizer.state(),
-            "target": self._target_flat.copies(),
-            "updates": self._updates,
-            "rng": generator_state(self._rng),
+    def _learn(self, part: Rollout) -> Metrics:
+        told, self._priority = self._step(_arrays(part))
+        self._follow(self._hyper.target_every, self._hyper.tau)
+        rows = part.valid.size  # replay draws valid steps only
+        return self._means(("loss", "q_mean", "grad_norm"), told, rows) | {
+            "learning_rate": self._hyper.learning_rate,
+            "epsilon": self._ladder or self._scalar(self._updates),
         }
 
-    def load_state(self, state: State) -> None:
-        self._optimizer.load_state(state["optimizer"])
-        self._target_flat.load(state["target"])
-        self._updates = state["updates"]
-        load_generator_state(self._rng, state["rng"])
+    def _scalar(self, version: int) -> float:
+        return self._hyper.epsilon(version * self._spec.groups)
 
     def _update(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         """One step down the gradient. [3]: the loss, the mean value of the actions taken, the
@@ -454,13 +402,6 @@ class Trainer:
     def _values(self, network: nn.Module, observation: Tensor) -> Tensor:
         """[N, n]"""
         return self._mean(self._atoms(network, observation))
-
-    def _follow(self) -> None:
-        """Move the target network towards the online one."""
-        if self._hyper.target_every == 0:
-            self._target_flat.data.lerp_(self._optimizer.flat.data, self._hyper.tau)
-        elif self._updates % self._hyper.target_every == 0:
-            self._target_flat.data.copy_(self._optimizer.flat.data)
 
 
 def _of(atoms: Tensor, action: Tensor) -> Tensor:

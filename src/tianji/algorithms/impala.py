@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy, Seen
-from tianji.algorithm import Fraction, Positive, Spec
+from tianji.algorithm import Fraction, Positive, Spec, Traits
 from tianji.corrections import Estimate, Steps
 from tianji.types import Leaves, Rollout
 
@@ -19,7 +19,7 @@ class IMPALA(OnPolicy):
     """V-trace actor-critic; one optimizer step for each batch, of rollouts of any age."""
 
     name: ClassVar[str] = "impala"
-    corrects: ClassVar[tuple[str, ...]] = ("vtrace",)
+    traits: ClassVar[Traits] = replace(OnPolicy.traits, corrects=("vtrace",))
 
     learning_rate: Positive = 1e-3
     """Adam's step size"""

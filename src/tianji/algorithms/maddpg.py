@@ -3,7 +3,6 @@ while learning, policies that act by what their agent sees."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,25 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tianji import networks
-from tianji.algorithm import (
-    Count,
-    Decision,
-    Fate,
-    Fraction,
-    Lanes,
-    Metrics,
-    NotNegative,
-    Positive,
-    Spec,
-)
+from tianji import networks, off_policy
+from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
 from tianji.env import Continuous, Discrete, MultiDiscrete
 from tianji.errors import Refusal
-from tianji.optim import Flat, Optimizer, mean_over
-from tianji.role import State, generator, generator_state, load_generator_state
-from tianji.store import OffPolicy, Replay
-from tianji.team import Shared
-from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, floats, leaf
+from tianji.off_policy import OffPolicy
+from tianji.role import generator
+from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, leaf
 
 NEVER = -1e9
 """the logit of an action that is not legal"""
@@ -115,16 +102,12 @@ class MADDPG(OffPolicy):
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
-    def store(self, spec: Spec, lanes: Lanes) -> Replay:
-        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
-
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
 
     def deviation(self, version: int) -> float:
         """Of the noise, by the env steps that a policy version stands for."""
-        share = min(1.0, version * self.new_steps / self.noise_steps)
-        return self.noise_start + share * (self.noise_end - self.noise_start)
+        return self._between(self.noise_start, self.noise_end, version, self.noise_steps)
 
 
 def _width(spec: Spec) -> int:
@@ -232,105 +215,50 @@ def _range(action: Continuous) -> tuple[Array, Array]:
     return (low + high) / 2, (high - low) / 2
 
 
-class Trainer:
+class Trainer(off_policy.Trainer):
     """One gradient step of all critics, then one of all policies, on a batch from replay."""
 
     def __init__(self, hyper: MADDPG, spec: Spec) -> None:
-        self._hyper, self._spec = hyper, spec
+        self._hyper = hyper
         policies, critics = _policies(hyper, spec), _critics(hyper, spec)
         rng = generator(spec.seed, "init")
         for modules, last in ((policies, 0.01), (critics, 1.0)):
             for module in modules.values():
                 networks.initialise(module, rng, 2**0.5, last=last)
-                module.to(spec.device)
+        both = {"policy": policies, "critic": critics}
+        targets = {k: {f"target_{name}": m for name, m in of.items()} for k, of in both.items()}
+        super().__init__(hyper, spec, both, targets, _shapes(policies))
         self._policies, self._critics = list(policies.values()), list(critics.values())
-        self._target_policies = copy.deepcopy(self._policies)
-        self._target_critics = copy.deepcopy(self._critics)
-        first, second = _halves(spec.shared, policies)
-        norm, team = hyper.max_grad_norm, spec.team
-        self._policy_optimizer = Optimizer(policies, norm, team=team, shared=first)
-        self._critic_optimizer = Optimizer(critics, norm, team=team, shared=second)
-        self._target_policy = _flat("target_", policies, self._target_policies)
-        self._target_critic = _flat("target_", critics, self._target_critics)
-        self._params = Params(floats(_shapes(policies)))
-        self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
+        self._target_policies = list(self._copies["policy"].values())
+        self._target_critics = list(self._copies["critic"].values())
         self._agents, self._n = len(spec.env.agents), _width(spec)
         self._which = torch.eye(self._agents, device=spec.device)
-        self._mine = self._which.bool()[:, :, None, None]  # [critic, agent, N, n]
+        self._own = self._which.bool()[:, :, None, None]  # [critic, agent, N, n]
         self._used = self._tensor(_used(spec)).unsqueeze(1)  # [A, 1, n]
-        self._updates = 0
-        self._groups = spec.groups
-        self._part: Rollout | None = None
 
-    def take(self, part: Rollout) -> None:
-        self._policy_optimizer.refresh()
-        self._critic_optimizer.refresh()
-        self._part = part
-
-    def finish(self) -> Metrics:
-        assert self._part is not None
-        part, hyper = self._part, self._hyper
+    def _learn(self, part: Rollout) -> Metrics:
+        hyper = self._hyper
         batch = self._batch(part)
         alive = part.observation.get("alive")
         rows = part.valid.size * self._agents if alive is None else int(alive[0].sum())
         critic_loss, value = self._critic_loss(batch)
-        critic_norm = self._critic_optimizer.step(critic_loss, hyper.critic_learning_rate, rows)
+        critic_norm = self._optimizers["critic"].step(critic_loss, hyper.critic_learning_rate, rows)
         self._freeze(True)  # what is learnt from here on is the policies' alone
         policy_loss, spread = self._policy_loss(batch)
-        norm = self._policy_optimizer.step(policy_loss, hyper.learning_rate, rows)
+        norm = self._optimizers["policy"].step(policy_loss, hyper.learning_rate, rows)
         self._freeze(False)
-        self._updates += 1
-        self._target_policy.data.lerp_(self._policy_optimizer.flat.data, hyper.tau)
-        self._target_critic.data.lerp_(self._critic_optimizer.flat.data, hyper.tau)
+        self._follow(0, hyper.tau)
         loss = [critic_loss.detach(), policy_loss.detach()]
         told = torch.stack([*loss, value, spread, critic_norm, norm])
-        (told,) = mean_over(self._spec.team, told.unsqueeze(0), [rows])
         names = "critic_loss", "policy_loss", "q_mean", "entropy", "critic_grad_norm", "grad_norm"
-        metrics = dict(zip(names, told.tolist(), strict=True))
+        metrics = self._means(names, told, rows)
         if isinstance(self._spec.env.action, Continuous):
             del metrics["entropy"]
-            metrics["noise"] = hyper.deviation(self._updates * self._groups)
+            metrics["noise"] = self._scalar(self._updates)
         return metrics | {"learning_rate": hyper.learning_rate}
 
-    def params(self, version: int) -> Params:
-        np.copyto(self._params.flat[:-1], self._policy_optimizer.flat.array())
-        self._params["noise"][...] = self._hyper.deviation(version * self._groups)
-        return self._params
-
-    def finite(self) -> bool:
-        return self._policy_optimizer.finite() and self._critic_optimizer.finite()
-
-    def networks(self) -> Leaves:
-        return {name: array for flat in self._flats() for name, array in flat.arrays().items()}
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        for flat in self._flats():
-            flat.load(arrays)
-
-    def fates(self) -> Mapping[str, Fate]:
-        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
-        return fates | Optimizer.fates
-
-    def state(self) -> State:
-        return {
-            "policy": self._policy_optimizer.state(),
-            "critic": self._critic_optimizer.state(),
-            "target": self._target_policy.copies() | self._target_critic.copies(),
-            "rng": generator_state(self._rng),
-            "updates": self._updates,
-        }
-
-    def load_state(self, state: State) -> None:
-        self._policy_optimizer.load_state(state["policy"])
-        self._critic_optimizer.load_state(state["critic"])
-        self._target_policy.load(state["target"])
-        self._target_critic.load(state["target"])
-        load_generator_state(self._rng, state["rng"])
-        self._updates = state["updates"]
-
-    def _flats(self) -> tuple[Flat, ...]:
-        online = self._policy_optimizer.flat, self._critic_optimizer.flat
-        return *online, self._target_policy, self._target_critic
+    def _scalar(self, version: int) -> float:
+        return self._hyper.deviation(version * self._spec.groups)
 
     def _batch(self, part: Rollout) -> dict[str, Tensor]:
         """Agents first: [A, N, ...], but what critics see of the world [N, ...]."""
@@ -374,7 +302,7 @@ class Trainer:
         """Minus the value of what each agent would do where the others did what they did; and the
         mean entropy of the choices."""
         chosen, output = self._choose(self._policies, batch["obs"], batch.get("mask"))
-        actions = torch.where(self._mine, chosen.unsqueeze(0), batch["action"].unsqueeze(0))
+        actions = torch.where(self._own, chosen.unsqueeze(0), batch["action"].unsqueeze(0))
         value = self._values(self._critics, batch["world"], actions)
         alive, legal = batch.get("alive"), output > NEVER / 2
         size = torch.where(legal, output, 0.0).square().sum(-1) / legal.sum(-1).clamp(min=1)
@@ -422,11 +350,8 @@ class Trainer:
 
     def _freeze(self, frozen: bool) -> None:
         """Shall critics be left as they are?"""
-        for parameter in self._critic_optimizer.flat.names.values():
+        for parameter in self._optimizers["critic"].flat.names.values():
             parameter.requires_grad_(not frozen)
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._spec.device)
 
 
 def _mean(x: Tensor, alive: Tensor | None) -> Tensor:
@@ -441,18 +366,3 @@ def _used(spec: Spec) -> Array:
     n = _width(spec)
     choices = spec.env.choices or (n,) * len(spec.env.agents)
     return (np.arange(n) < np.array(choices)[:, None]).astype(np.float32)
-
-
-def _flat(prefix: str, modules: Mapping[str, nn.Module], others: Sequence[nn.Module]) -> Flat:
-    """The parameters of others, by the names of modules behind a prefix."""
-    return Flat({prefix + name: other for name, other in zip(modules, others, strict=True)})
-
-
-def _halves(
-    shared: Shared | None, first: Mapping[str, nn.Module]
-) -> tuple[Shared | None, Shared | None]:
-    """Shared memory for the parameters of `first`, and the rest of it for those of others."""
-    if shared is None:
-        return None, None
-    cut = Shared.size(sum(p.numel() for module in first.values() for p in module.parameters()))
-    return Shared(shared.flat[:cut], shared.first), Shared(shared.flat[cut:], shared.first)

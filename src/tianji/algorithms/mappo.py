@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy, Ways
-from tianji.algorithm import Count, NotNegative, Positive, Spec
+from tianji.algorithm import Count, NotNegative, Positive, Spec, Traits
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class MAPPO(OnPolicy):
     PPO."""
 
     name: ClassVar[str] = "mappo"
-    corrects: ClassVar[tuple[str, ...]] = ("clip", "vtrace", "tis")
+    traits: ClassVar[Traits] = replace(OnPolicy.traits, corrects=("clip", "vtrace", "tis"))
 
     learning_rate: Positive = 7e-4
     """Adam's step size"""

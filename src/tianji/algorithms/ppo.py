@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy, Ways
-from tianji.algorithm import Count, NotNegative, Positive, Spec
+from tianji.algorithm import Count, NotNegative, Positive, Spec, Traits
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PPO(OnPolicy):
     agents, each learns by itself, with one network for all (independent PPO)."""
 
     name: ClassVar[str] = "ppo"
-    corrects: ClassVar[tuple[str, ...]] = ("clip", "vtrace", "tis")
+    traits: ClassVar[Traits] = replace(OnPolicy.traits, corrects=("clip", "vtrace", "tis"))
 
     epochs: Count = 10
     """passes over the batch in one update"""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tianji import networks, returns
+from tianji import networks, off_policy, returns
 from tianji.algorithm import (
     Count,
     Decision,
-    Fate,
     Fraction,
     Lanes,
     Metrics,
@@ -28,11 +25,10 @@ from tianji.algorithm import (
 from tianji.env import Discrete, EnvSpec
 from tianji.episodes import Episodes
 from tianji.errors import Refusal
-from tianji.optim import Flat, Optimizer, mean_over
+from tianji.off_policy import OffPolicy
 from tianji.recurrent import NumpyRecurrent, Recurrent
-from tianji.role import State, generator
-from tianji.store import OffPolicy
-from tianji.types import Array, Layout, Leaves, Params, Rollout, floats
+from tianji.role import generator
+from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -129,8 +125,7 @@ class VDN(OffPolicy):
 
     def epsilon(self, version: int) -> float:
         """By the env steps that a policy version stands for."""
-        share = min(1.0, version * self.new_steps / self.epsilon_steps)
-        return self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
+        return self._between(self.epsilon_start, self.epsilon_end, version, self.epsilon_steps)
 
     def _check_env(self, spec: Spec) -> None:
         env = spec.env
@@ -289,86 +284,37 @@ class Policy:
         return Decision(action, {"memory": memory.reshape(B, A, -1), "last": action}, {})
 
 
-class Trainer:
+class Trainer(off_policy.Trainer):
     """One gradient step on a batch of whole episodes."""
 
     def __init__(self, hyper: VDN, spec: Spec) -> None:
-        self._hyper, self._device, self._team = hyper, spec.device, spec.team
+        self._hyper = hyper
         self._inputs = Inputs(spec.env)
         state = spec.env.observation.get("state", spec.env.observation["obs"])
-        self._online = nn.ModuleDict(
-            {
-                "q": _agent(spec, self._inputs),
-                "mixer": hyper.mixer(
-                    self._inputs.agents, int(np.prod(state.shape, dtype=np.int64))
-                ),
-            }
-        )
+        agent = _agent(spec, self._inputs)
+        mixer = hyper.mixer(self._inputs.agents, int(np.prod(state.shape, dtype=np.int64)))
         rng = generator(spec.seed, "init")
-        agent = self._online["q"]
-        assert isinstance(agent, Recurrent)
         agent.initialise(rng, last=1.0)
-        _initialise(self._online["mixer"], rng)
-        self._online.to(spec.device)
-        self._target = copy.deepcopy(self._online)
-        self._optimizer = Optimizer(
-            dict(self._online.items()), hyper.max_grad_norm, team=spec.team, shared=spec.shared
-        )
-        self._target_flat = Flat({f"target.{name}": m for name, m in self._target.items()})
-        self._params = Params(floats(_shapes(agent)))
-        self._updates = 0
-        self._groups = spec.groups
-        self._part: Rollout | None = None
+        _initialise(mixer, rng)
+        self._online = nn.ModuleDict({"q": agent, "mixer": mixer})
+        online, target = {"q": agent, "mixer": mixer}, {"target.q": agent, "target.mixer": mixer}
+        super().__init__(hyper, spec, {"q": online}, {"q": target}, _shapes(agent))
+        copies = self._copies["q"].items()
+        self._target = nn.ModuleDict({k.removeprefix("target."): copied for k, copied in copies})
 
-    def take(self, part: Rollout) -> None:
-        self._optimizer.refresh()
-        self._part = part
-
-    def finish(self) -> Metrics:
-        assert self._part is not None
-        loss, value = self._loss(self._part)
-        rows = int(np.count_nonzero(self._part.valid))
-        norm = self._optimizer.step(loss, self._hyper.learning_rate, rows)
-        self._updates += 1
-        self._follow()
-        told = torch.stack([loss.detach(), value, norm]).unsqueeze(0)
-        (told,) = mean_over(self._team, told, [rows])
-        return dict(zip(("loss", "q_mean", "grad_norm"), told.tolist(), strict=True)) | {
+    def _learn(self, part: Rollout) -> Metrics:
+        loss, value = self._loss(part)
+        rows = int(np.count_nonzero(part.valid))
+        norm = self._optimizers["q"].step(loss, self._hyper.learning_rate, rows)
+        self._follow(self._hyper.target_every, self._hyper.tau)
+        told = torch.stack([loss.detach(), value, norm])
+        return self._means(("loss", "q_mean", "grad_norm"), told, rows) | {
             "learning_rate": self._hyper.learning_rate,
-            "epsilon": self._hyper.epsilon(self._updates * self._groups),
+            "epsilon": self._scalar(self._updates),
         }
 
-    def params(self, version: int) -> Params:
-        agents = self._params.flat[:-1]
-        np.copyto(agents, self._optimizer.flat.array()[: len(agents)])
-        self._params["epsilon"][...] = self._hyper.epsilon(version * self._groups)
-        return self._params
-
-    def finite(self) -> bool:
-        return self._optimizer.finite()
-
-    def networks(self) -> Leaves:
-        return self._optimizer.flat.arrays() | self._target_flat.arrays()
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        self._optimizer.flat.load(arrays)
-        self._target_flat.load(arrays)
-
-    def fates(self) -> Mapping[str, Fate]:
-        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
-        return fates | Optimizer.fates
-
-    def state(self) -> State:
-        return {
-            "optimizer": self._optimizer.state(),
-            "target": self._target_flat.copies(),
-            "updates": self._updates,
-        }
-
-    def load_state(self, state: State) -> None:
-        self._optimizer.load_state(state["optimizer"])
-        self._target_flat.load(state["target"])
-        self._updates = state["updates"]
+    def _scalar(self, version: int) -> float:
+        return self._hyper.epsilon(version * self._spec.groups)
 
     def _loss(self, part: Rollout) -> tuple[Tensor, Tensor]:
         """The squared temporal-difference error of the team's value, and the mean of that value,
@@ -421,13 +367,6 @@ class Trainer:
         if alive is not None:
             values = values.masked_fill(~alive, 0.0)
         return networks["mixer"](values, state)  # type: ignore[no-any-return]
-
-    def _follow(self) -> None:
-        """Move the target networks towards the online ones."""
-        if self._hyper.target_every == 0:
-            self._target_flat.data.lerp_(self._optimizer.flat.data, self._hyper.tau)
-        elif self._updates % self._hyper.target_every == 0:
-            self._target_flat.data.copy_(self._optimizer.flat.data)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

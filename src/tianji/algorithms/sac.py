@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,23 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tianji import networks
-from tianji.algorithm import (
-    Count,
-    Decision,
-    Fate,
-    Fraction,
-    Lanes,
-    Metrics,
-    NotNegative,
-    Positive,
-    Spec,
-)
+from tianji import networks, off_policy
+from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
 from tianji.distributions import Squashed, bounds
-from tianji.optim import Flat, Optimizer, mean_over
-from tianji.role import State, generator, generator_state, load_generator_state
-from tianji.store import OffPolicy, Replay
-from tianji.types import Array, Layout, Leaves, Params, Rollout, floats
+from tianji.off_policy import OffPolicy
+from tianji.role import generator
+from tianji.types import Array, Layout, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -68,9 +55,6 @@ class SAC(OffPolicy):
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
-
-    def store(self, spec: Spec, lanes: Lanes) -> Replay:
-        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
 
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
@@ -119,11 +103,11 @@ class Policy:
         return Decision(self._bounds.outer(action), state, {})
 
 
-class Trainer:
+class Trainer(off_policy.Trainer):
     """One step each of critics, policy and temperature on a batch from replay."""
 
     def __init__(self, hyper: SAC, spec: Spec) -> None:
-        self._hyper, self._device, self._team = hyper, spec.device, spec.team
+        self._hyper = hyper
         self._bounds = bounds(hyper.name, spec.env)
         d = len(self._bounds.reach)
         self._over = Squashed(d)
@@ -134,47 +118,20 @@ class Trainer:
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
         start = torch.tensor(math.log(hyper.temperature))
-        self._temperature = nn.ParameterDict({"log_alpha": nn.Parameter(start)})
-        modules = {
-            "policy": self._policy,
-            "critics": self._critics,
-            "temperature": self._temperature,
-        }
-        self._optimizers: dict[str, Optimizer] = {}
-        shared = spec.shared
-        for name, module in modules.items():
-            module.to(spec.device)
-            optimizer = Optimizer(
-                {name: module},
-                hyper.max_grad_norm,
-                team=spec.team,
-                shared=shared,
-                gradients=spec.gradients,
-            )
-            self._optimizers[name] = optimizer
-            shared = shared and shared.after(len(optimizer.flat.data))
-        self._log_alpha = self._temperature["log_alpha"]
-        self._target = copy.deepcopy(self._critics).requires_grad_(False)
-        self._target_flat = Flat({"target": self._target})
-        self._params = Params(floats(_shapes(self._policy)))
-        # All learners of a group draw the noise of the whole batch, and each takes its share.
-        self._rng = generator(spec.seed, "learner", spec.index("learner"))
-        share = hyper.batch_size // spec.learners
-        self._mine = slice(share * spec.learner, share * (spec.learner + 1))
-        self._part: Rollout | None = None
+        temperature = nn.ParameterDict({"log_alpha": nn.Parameter(start)})
+        modules = {"policy": self._policy, "critics": self._critics, "temperature": temperature}
+        each = {name: {name: module} for name, module in modules.items()}
+        targets = {"critics": {"target": self._critics}}
+        super().__init__(hyper, spec, each, targets, _shapes(self._policy), together=True)
+        self._target = self._copies["critics"]["target"]
+        self._log_alpha = temperature["log_alpha"]
 
-    def take(self, part: Rollout) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.refresh()
-        self._part = part
-
-    def finish(self) -> Metrics:
-        assert self._part is not None
-        part, rate = self._part, self._hyper.learning_rate
+    def _learn(self, part: Rollout) -> Metrics:
+        rate = self._hyper.learning_rate
         rows = part.valid.size  # replay draws valid steps only
         now, then = self._tensor(part.observation["obs"])  # each [N, ...]
         action = self._tensor(self._bounds.inner(part.action[0]))  # [N, d]
-        later, here = self._tensor(self._noise(action.shape[1])[:, self._mine])
+        later, here = self._tensor(self._noise(action.shape[1]))
         alpha = self._log_alpha.detach().exp()
 
         target = self._targets(part, then, later, alpha)
@@ -194,7 +151,7 @@ class Trainer:
             # By the log of alpha: the paper's gradient over alpha, so that a small one still moves.
             loss = -self._log_alpha * excess
             self._optimizers["temperature"].step(loss, rate, rows)
-        self._target_flat.data.lerp_(self._optimizers["critics"].flat.data, self._hyper.tau)
+        self._follow(0, self._hyper.tau)
 
         told = {
             "loss": critic_loss.detach(),
@@ -204,42 +161,11 @@ class Trainer:
             "temperature": alpha,
             "grad_norm": norm,
         }
-        (means,) = mean_over(self._team, torch.stack(list(told.values())).unsqueeze(0), [rows])
-        return dict(zip(told, means.tolist(), strict=True)) | {"learning_rate": rate}
+        means = self._means(told, torch.stack(list(told.values())), rows)
+        return means | {"learning_rate": rate}
 
-    def params(self, version: int) -> Params:
-        np.copyto(self._params.flat[:-1], self._optimizers["policy"].flat.array())
-        self._params["random"][...] = version == 0
-        return self._params
-
-    def finite(self) -> bool:
-        return all(optimizer.finite() for optimizer in self._optimizers.values())
-
-    def networks(self) -> Leaves:
-        learnt = [optimizer.flat.arrays() for optimizer in self._optimizers.values()]
-        return {k: v for arrays in learnt for k, v in arrays.items()} | self._target_flat.arrays()
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.flat.load(arrays)
-        self._target_flat.load(arrays)
-
-    def fates(self) -> Mapping[str, Fate]:
-        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
-        return fates | Optimizer.fates
-
-    def state(self) -> State:
-        return {
-            "optimizers": {name: each.state() for name, each in self._optimizers.items()},
-            "target": self._target_flat.copies(),
-            "rng": generator_state(self._rng),
-        }
-
-    def load_state(self, state: State) -> None:
-        for name, optimizer in self._optimizers.items():
-            optimizer.load_state(state["optimizers"][name])
-        self._target_flat.load(state["target"])
-        load_generator_state(self._rng, state["rng"])
+    def _scalar(self, version: int) -> float:
+        return version == 0
 
     def _targets(self, part: Rollout, then: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
         """r + discount (min Q'(s', a') - alpha log pi(a' | s')), [N]."""
@@ -251,8 +177,6 @@ class Trainer:
             return reward + discount * following
 
     def _noise(self, d: int) -> Array:
-        """Standard normal, for the actions that follow and for those here: [2, batch, d]."""
-        return self._rng.standard_normal((2, self._hyper.batch_size, d), np.float32)
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        """Standard normal, for the actions that follow and for those here: [2, N, d]."""
+        whole = self._rng.standard_normal((2, self._hyper.batch_size, d), np.float32)
+        return whole[:, self._mine]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,23 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tianji import networks
-from tianji.algorithm import (
-    Count,
-    Decision,
-    Fate,
-    Fraction,
-    Lanes,
-    Metrics,
-    NotNegative,
-    Positive,
-    Spec,
-)
+from tianji import networks, off_policy
+from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
 from tianji.distributions import bounds
-from tianji.optim import Flat, Optimizer, mean_over
-from tianji.role import State, generator, generator_state, load_generator_state
-from tianji.store import OffPolicy, Replay
-from tianji.types import Array, Layout, Leaves, Params, Rollout, floats
+from tianji.off_policy import OffPolicy
+from tianji.role import generator
+from tianji.types import Layout, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -69,9 +56,6 @@ class TD3(OffPolicy):
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
-
-    def store(self, spec: Spec, lanes: Lanes) -> Replay:
-        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
 
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
@@ -120,11 +104,11 @@ class Policy:
         return Decision(self._bounds.outer(action), state, {})
 
 
-class Trainer:
+class Trainer(off_policy.Trainer):
     """A step of the critics on a batch from replay, and now and then one of the policy."""
 
     def __init__(self, hyper: TD3, spec: Spec) -> None:
-        self._hyper, self._device, self._team = hyper, spec.device, spec.team
+        self._hyper = hyper
         self._bounds = bounds(hyper.name, spec.env)
         d = len(self._bounds.reach)
         self._policy = _module(spec, d)
@@ -133,104 +117,37 @@ class Trainer:
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
         modules = {"policy": self._policy, "critics": self._critics}
-        targets = {f"target_{name}": copy.deepcopy(module) for name, module in modules.items()}
-        self._optimizers: dict[str, Optimizer] = {}
-        shared = spec.shared
-        for name, module in modules.items():
-            module.to(spec.device)
-            optimizer = Optimizer(
-                {name: module},
-                hyper.max_grad_norm,
-                team=spec.team,
-                shared=shared,
-                gradients=spec.gradients,
-            )
-            self._optimizers[name] = optimizer
-            shared = shared and shared.after(len(optimizer.flat.data))
-        self._targets: dict[str, Flat] = {}
-        for name, module in targets.items():
-            module.to(spec.device).requires_grad_(False)
-            self._targets[name] = Flat({name: module})
-        self._target_policy, self._target_critics = targets.values()
-        self._params = Params(floats(_shapes(self._policy)))
-        # All learners of a group draw the noise of the whole batch, and each takes its share.
-        self._rng = generator(spec.seed, "learner", spec.index("learner"))
-        share = hyper.batch_size // spec.learners
-        self._mine = slice(share * spec.learner, share * (spec.learner + 1))
-        self._updates = 0
-        self._policy_loss = torch.zeros((), device=spec.device)
+        each = {name: {name: module} for name, module in modules.items()}
+        targets = {name: {f"target_{name}": module} for name, module in modules.items()}
+        super().__init__(hyper, spec, each, targets, _shapes(self._policy), together=True)
+        self._target_policy = self._copies["policy"]["target_policy"]
+        self._target_critics = self._copies["critics"]["target_critics"]
+        self._policy_loss = torch.zeros(())
         """of the policy's last step"""
-        self._part: Rollout | None = None
+        self.state.arrays["policy_loss"] = self._policy_loss.numpy()
 
-    def take(self, part: Rollout) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.refresh()
-        self._part = part
-
-    def finish(self) -> Metrics:
-        assert self._part is not None
-        part, rate = self._part, self._hyper.learning_rate
+    def _learn(self, part: Rollout) -> Metrics:
+        rate = self._hyper.learning_rate
         rows = part.valid.size  # replay draws valid steps only
         now, then = self._tensor(part.observation["obs"])  # each [N, ...]
         action = self._tensor(self._bounds.inner(part.action[0]))  # [N, d]
         values = self._critics(now, action)  # [2, N]
         loss = (values - self._values(part, then)).square().mean(1).sum()
         norm = self._optimizers["critics"].step(loss, rate, rows)
-        self._updates += 1
         if self._updates % self._hyper.policy_every == 0:
             self._critics.requires_grad_(False)
             policy_loss = -self._critics(now, torch.tanh(self._policy(now)), heads=1).mean()
             self._optimizers["policy"].step(policy_loss, rate, rows)
             self._critics.requires_grad_(True)
-            self._policy_loss = policy_loss.detach()
-            for name, optimizer in self._optimizers.items():
-                target = self._targets[f"target_{name}"]
-                target.data.lerp_(optimizer.flat.data, self._hyper.tau)
-        told = torch.stack([loss.detach(), self._policy_loss, values.detach().mean(), norm])
-        (told,) = mean_over(self._team, told.unsqueeze(0), [rows])
+            self._policy_loss.copy_(policy_loss.detach())
+            self._follow(0, self._hyper.tau)
+        policy_loss = self._policy_loss.to(self._device)
+        told = torch.stack([loss.detach(), policy_loss, values.detach().mean(), norm])
         names = ("loss", "policy_loss", "q_mean", "grad_norm")
-        return dict(zip(names, told.tolist(), strict=True)) | {"learning_rate": rate}
+        return self._means(names, told, rows) | {"learning_rate": rate}
 
-    def params(self, version: int) -> Params:
-        np.copyto(self._params.flat[:-1], self._optimizers["policy"].flat.array())
-        self._params["random"][...] = version == 0
-        return self._params
-
-    def finite(self) -> bool:
-        return all(optimizer.finite() for optimizer in self._optimizers.values())
-
-    def networks(self) -> Leaves:
-        flats = [*(optimizer.flat for optimizer in self._optimizers.values()),
-                 *self._targets.values()]  # fmt: skip
-        return {name: array for flat in flats for name, array in flat.arrays().items()}
-
-    def load_networks(self, arrays: Mapping[str, Array]) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.flat.load(arrays)
-        for target in self._targets.values():
-            target.load(arrays)
-
-    def fates(self) -> Mapping[str, Fate]:
-        fates: dict[str, Fate] = dict.fromkeys(self.networks(), "averaged")
-        return fates | Optimizer.fates
-
-    def state(self) -> State:
-        return {
-            "optimizers": {name: each.state() for name, each in self._optimizers.items()},
-            "targets": {name: flat.copies() for name, flat in self._targets.items()},
-            "updates": self._updates,
-            "policy_loss": float(self._policy_loss),
-            "rng": generator_state(self._rng),
-        }
-
-    def load_state(self, state: State) -> None:
-        for name, optimizer in self._optimizers.items():
-            optimizer.load_state(state["optimizers"][name])
-        for name, target in self._targets.items():
-            target.load(state["targets"][name])
-        self._updates = state["updates"]
-        self._policy_loss.fill_(state["policy_loss"])
-        load_generator_state(self._rng, state["rng"])
+    def _scalar(self, version: int) -> float:
+        return version == 0
 
     def _values(self, part: Rollout, then: Tensor) -> Tensor:
         """r + discount min Q'(s', pi'(s') + noise), [N]."""
@@ -244,6 +161,3 @@ class Trainer:
             action = (torch.tanh(self._target_policy(then)) + noise).clamp(-1.0, 1.0)
             following: Tensor = self._target_critics(then, action).amin(0)
             return reward + discount * following
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)

@@ -22,6 +22,7 @@ from tianji.config import (
 from tianji.driver import Serial, Shuffled
 from tianji.env import Env, TimeStep
 from tianji.learner import UPDATE, NonFinite
+from tianji.train_state import TrainState
 from tianji.types import Array, Leaves, Params, Rollout, floats, rollout_layout, sha256
 
 SCALE = ScaleConfig(actors=2, envs_per_actor=4, rollout_length=8)
@@ -122,26 +123,26 @@ def _check_state(
     run_updates(built, driver, updates)
     state = built.learner.state()["trainer"]
     other = algorithm.trainer(built.spec)
-    other.load_state(state)
-    assert sha256(other.networks()) == sha256(built.learner.networks()), (
+    other.state.load_state(state)
+    assert sha256(other.state.networks()) == sha256(built.learner.networks()), (
         "state() and load_state() lose something that networks() names, so a resumed run would "
         "not be the same run. Save everything that is learnt."
     )
     built.learner._trainer = _Both(built.learner._trainer, other)
     while driver.step() is not UPDATE:
         pass
-    assert sha256(other.networks()) == sha256(built.learner.networks()), (
+    assert sha256(other.state.networks()) == sha256(built.learner.networks()), (
         "after load_state() the next update differs, so a resumed run would not be the same run. "
         "Save the optimizer, the generators and all that an update depends on."
     )
-    _check_networks(other)
-    assert other.finite(), "finite() says no, although training goes well"
+    _check_networks(other.state)
+    assert other.state.finite(), "finite() says no, although training goes well"
     built.close()
 
 
-def _check_networks(trainer: Trainer) -> None:
+def _check_networks(state: TrainState) -> None:
     """Everything learnt has a fate, and can be taken out and put back."""
-    learnt, fates = trainer.networks(), trainer.fates()
+    learnt, fates = state.networks(), state.fates()
     assert set(fates.values()) <= {"averaged", "local"}, (
         f"fates() knows {sorted(set(fates.values()))}; it is one of averaged and local"
     )
@@ -155,17 +156,17 @@ def _check_networks(trainer: Trainer) -> None:
         f"would not be. Name it local, or give it."
     )
     before = {name: array.copy() for name, array in learnt.items()}
-    trainer.load_networks({name: array.copy() for name, array in learnt.items()})
-    assert sha256(trainer.networks()) == sha256(before), (
+    state.load_networks({name: array.copy() for name, array in learnt.items()})
+    assert sha256(state.networks()) == sha256(before), (
         "load_networks(networks()) changes what was learnt, so joining groups would, too."
     )
-    trainer.load_networks({name: array + 1 for name, array in before.items()})
-    changed = trainer.networks()
+    state.load_networks({name: array + 1 for name, array in before.items()})
+    changed = state.networks()
     lost = [name for name, array in before.items() if np.array_equal(changed[name], array)]
     assert not lost, (
         f"load_networks() ignores {sorted(lost)}, so groups would not be joined. Load all."
     )
-    trainer.load_networks(before)
+    state.load_networks(before)
 
 
 class _Both:
@@ -280,7 +281,7 @@ def _check_extremes(
         )
         env.close()
         built.close()
-    if algorithm.on_policy:
+    if algorithm.traits.on_policy:
         _check_no_steps(algorithm, make, network)
 
 
@@ -303,12 +304,12 @@ def _check_no_steps(algorithm: Algorithm, make: Callable[[int], Env], network: N
 
 def _all_finite(trainer: Trainer, after: str) -> None:
     """Is what was learnt finite, and does the trainer know?"""
-    bad = [name for name, array in trainer.networks().items() if not np.isfinite(array).all()]
+    bad = [name for name, array in trainer.state.networks().items() if not np.isfinite(array).all()]
     assert not bad, (
         f"{after} made {bad} not finite, and nothing said so: actors would get it. Let finite() "
         f"look at all that is learnt, or bound it."
     )
-    assert trainer.finite(), f"finite() says no after {after}, although all is finite"
+    assert trainer.state.finite(), f"finite() says no after {after}, although all is finite"
 
 
 class _Extreme:
