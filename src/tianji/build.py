@@ -136,6 +136,7 @@ class Assembly:
 
     def actor(self, index: int, transport: Transport, life: int = 0) -> Actor:
         spec, send, name = self.spec, self.config.relax.send_when, self.names("actor")[index]
+        (lane,) = self.graph.sent("rollouts", name)
         policy: Acting
         snapshots = None
         if asks := self.graph.sent("asks", name):
@@ -149,7 +150,7 @@ class Assembly:
             index=index,
             env=self.spare.pop() if self.spare else self.make(spec.envs),
             policy=policy,
-            rollouts=transport.outbox(self.lanes[index]),
+            rollouts=transport.outbox(lane.conduit),
             snapshots=snapshots,
             behind=self.relax.lead if self.relax.take == "barrier" else math.inf,
             rng=generator(spec.seed, "actor", spec.index("actor", index), life),

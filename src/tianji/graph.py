@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +100,11 @@ class Graph:
 
     def host_of(self, role: RoleName) -> str:
         """The process that holds a role."""
-        return next(host for host, roles in self.hosts.items() if role in roles)
+        return self._holders[role]
+
+    @cached_property
+    def _holders(self) -> dict[RoleName, str]:
+        return {role: host for host, roles in self.hosts.items() for role in roles}
 
     def sent(self, what: str, role: RoleName) -> list[Joint]:
         """The joints of a kind that a role sends into."""
@@ -113,9 +118,15 @@ class Graph:
         """The joints of a kind whose memory a role reads in place."""
         return [joint for joint in self.joints if joint.what == what and role in joint.readers]
 
+    @cached_property
     def between_hosts(self) -> list[Joint]:
         """The joints that leave a process."""
         return [joint for joint in self.joints if len({*map(self.host_of, joint.roles)}) > 1]
+
+    def part_of(self, host: str) -> Graph:
+        """What a process needs to know: all roles and hosts, and joints that it has an end of."""
+        mine = set(self.hosts[host])
+        return replace(self, joints=tuple(j for j in self.joints if j.roles & mine))
 
     def inside(self, host: str) -> list[str]:
         """The conduits that do not leave this process."""
@@ -125,7 +136,7 @@ class Graph:
     def ends(self, host: str) -> list[End]:
         """What a process holds of conduits that leave it."""
         mine = self.hosts[host]
-        return [end for joint in self.between_hosts() for end in joint.ends_of(mine)]
+        return [end for joint in self.between_hosts for end in joint.ends_of(mine)]
 
 
 class Exchange(NamedTuple):

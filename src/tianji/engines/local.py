@@ -99,7 +99,7 @@ class LocalEngine:
             self._transport = Shm()
             self._closing.callback(self._transport.close)
             # Made here, so that it is refused here if it is too big.
-            for joint in self.graph.between_hosts():
+            for joint in self.graph.between_hosts:
                 self._transport.open(joint.conduit)
         except BaseException:
             self.close()
@@ -352,7 +352,7 @@ class LocalEngine:
             name=self._config.name,
             available=cores(),
             setup=dataclasses.replace(self.setup, spec=spec),
-            graph=self.graph,
+            graph=self.graph.part_of(name),
             judges=len(self._groups) == 1,
             files={what: str(path) for what, (path, _) in files.items()},
         )
@@ -415,7 +415,7 @@ class LocalEngine:
         """What the conduits of a group hold; empty where they are its worker's own."""
         what = ("rollouts", "batches", "priorities")
         mine = set(self.graph.roles_of(group))
-        joints = [j for j in self.graph.between_hosts() if j.what in what and j.roles <= mine]
+        joints = [j for j in self.graph.between_hosts if j.what in what and j.roles <= mine]
         return {j.conduit.name: self._transport.memory(j.conduit) for j in joints}
 
     def _go(self, elapsed: float) -> None:

@@ -175,5 +175,5 @@ class Supervisor:
     def _joints(self, host: str) -> list[Joint]:
         """Where a host has the other side of somebody: not where only the newest counts."""
         roles, mine = self._graph.hosts[host], ("lane", "queue")
-        joints = (j for j in self._graph.between_hosts() if j.conduit.kind in mine)
+        joints = (j for j in self._graph.between_hosts if j.conduit.kind in mine)
         return [j for j in joints if j.sender in roles or set(roles).intersection(j.receivers)]
