@@ -488,7 +488,7 @@ def test_actors_on_the_ladder_have_their_own_constant_share_of_random_actions(ac
     shares = [actor._policy._epsilon for actor in built.actors]
     assert min(actor.version for actor in built.actors) > 0
     assert shares == [0.4 ** (1 + 7 * i / (actors - 1)) for i in range(actors)]
-    assert built.assembly.policy._rung is None, "the evaluator's policy is on no rung"
+    assert algorithm.policy(built.spec)._rung is None, "the evaluator's policy is on no rung"
     assert built.learner.report.metrics["epsilon"] == pytest.approx(np.mean(shares))
     built.close()
 
