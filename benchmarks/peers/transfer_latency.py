@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tianji.channel import Conduit, End
+from tianji.channel import Conduit, End, Offer
 from tianji.transports.shm import Shm
 from tianji.types import leaf
 
@@ -38,7 +38,6 @@ def echo(trips: int, send: Callable[[], None], receive: Callable[[], None]) -> N
 
 def tianji(transport: Shm, there: Conduit, back: Conduit) -> tuple[Callable[[], None], ...]:
     """Send into one conduit, receive from the other; each side of the fork calls it once."""
-    transport.keep([End(there.name, "send"), End(back.name, "receive")])
     outbox, inbox = transport.outbox(there), transport.inbox(back)
     while inbox.grant(0):
         pass
@@ -56,6 +55,12 @@ def tianji(transport: Shm, there: Conduit, back: Conduit) -> tuple[Callable[[], 
         inbox.grant(0)
 
     return send, receive
+
+
+def accepted(offer: Offer) -> Shm:
+    transport = Shm()
+    transport.accept(offer)
+    return transport
 
 
 def eventfd(there: int, back: int) -> tuple[Callable[[], None], ...]:
@@ -82,7 +87,8 @@ def main() -> None:
         made = Shm()
         made.open(there)
         made.open(back)
-        sides = (lambda: tianji(made, there, back)), (lambda: tianji(made, back, there))
+        offer = made.offer([End(there.name, "receive"), End(back.name, "send")], 0)
+        sides = (lambda: tianji(made, there, back)), (lambda: tianji(accepted(offer), back, there))
     else:
         a, b = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
         sides = (lambda: eventfd(a, b)), (lambda: eventfd(b, a))

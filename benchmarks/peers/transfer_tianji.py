@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transfer_common import Cell, Senders, cell_of_argv, message_of, result, storage_of
 
-from tianji.channel import Conduit, End
+from tianji.channel import Conduit, End, Offer
 from tianji.transports.shm import Shm
 from tianji.types import leaf
 
@@ -20,9 +20,10 @@ def conduit_of(cell: Cell, index: int) -> Conduit:
     return Conduit(f"actor-{index}", "lane", {"x": leaf((cell.size,), np.uint8)}, cell.slots)
 
 
-def sender(cell: Cell, transport: Shm, index: int, start: Callable[[], None]) -> dict[str, Any]:
+def sender(cell: Cell, offer: Offer, index: int, start: Callable[[], None]) -> dict[str, Any]:
     conduit = conduit_of(cell, index)
-    transport.keep([End(conduit.name, "send")])
+    transport = Shm()
+    transport.accept(offer)
     outbox, message = transport.outbox(conduit), message_of(cell)
     clock, sample = time.perf_counter, cell.sample
 
@@ -118,8 +119,11 @@ def main() -> None:
     transport = Shm()
     for index in range(cell.actors):
         transport.open(conduit_of(cell, index))
-    senders = Senders(cell, lambda index, start: sender(cell, transport, index, start))
-    transport.keep([(conduit_of(cell, i).name, "receive") for i in range(cell.actors)])
+    ends = [End(conduit_of(cell, index).name, "send") for index in range(cell.actors)]
+    offers = [transport.offer([end], 0) for end in ends]
+    senders = Senders(cell, lambda index, start: sender(cell, offers[index], index, start))
+    for offer in offers:
+        offer.close()
     receiver, use = Receiver(cell, transport), use_of(cell)
     # The same use as later, so that the receiver has touched every page before the clock starts.
     receiver.receive(cell.slots * cell.actors, None if cell.work == "verify" else use)

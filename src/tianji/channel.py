@@ -8,7 +8,9 @@ back-pressure is a grant not given, nothing is copied on the way, and no side ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -57,10 +59,16 @@ class Offer:
     """Ends of conduits for another process: what it needs to know, and descriptors."""
 
     transport: str
+    """of `TRANSPORTS`"""
     data: dict[str, Any]
     """JSON"""
     fds: tuple[int, ...] = field(default=(), compare=False)
-    """they stay within a machine"""
+    """the offer's own: whoever sends it closes it, whoever accepts it has new ones. They stay
+    within a machine"""
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
 
 
 class Slot:
@@ -198,7 +206,26 @@ class Subscriber(Protocol):
 
 
 class Transport(Protocol):
-    """What moves slots."""
+    """What moves slots.
+
+    One process opens conduits and offers their ends to others; each of those accepts what it is
+    offered on a transport of its own, and makes these ends there. Or one process makes both ends of
+    a conduit, which it need not open."""
+
+    def open(self, conduit: Conduit) -> None:
+        """Make what the conduit needs, for others to use."""
+
+    def offer(self, ends: Sequence[End], life: int) -> Offer:
+        """Hand ends over to another process, in its life of this number. Of each end but those that
+        read, or receive only the newest, there is one, until the conduit is revoked."""
+
+    def accept(self, offer: Offer) -> None:
+        """Take over what was offered. An end that is here goes on with another process at its other
+        side: a receiver keeps what was pushed, and what was not it grants again, in order; a sender
+        forgets what it was granted. An offer of an older life than the one in hand is dropped."""
+
+    def revoke(self, conduit: str) -> None:
+        """A process that held an end is dead: the next offers are of new ends."""
 
     def outbox(self, conduit: Conduit) -> Outbox: ...
 
@@ -213,7 +240,41 @@ class Transport(Protocol):
     def subscriber(self, conduit: Conduit, index: int = 0) -> Subscriber:
         """The end of its receiver of this index; there is one for each."""
 
+    def also(self, fd: int) -> None:
+        """Let `wait` end when there is something to read here, too."""
+
     def wait(self, timeout: float) -> None:
         """Sleep until something arrives, or `timeout` seconds."""
 
     def close(self) -> None: ...
+
+
+TRANSPORTS: dict[str, str | type[Any]] = {"shm": "tianji.transports.shm:Shm"}
+"""Classes that an offer can name; "module:attribute" is imported when it is asked for."""
+
+
+def register_transport(name: str) -> Callable[[type[Any]], type[Any]]:
+    """Decorator: make an own transport known by the name that its offers have."""
+
+    def register(transport: type[Any]) -> type[Any]:
+        TRANSPORTS[name] = transport
+        return transport
+
+    return register
+
+
+def make_transport(name: str) -> Transport:
+    """A new one, of the kind that an offer names."""
+    if name not in TRANSPORTS:
+        raise ValueError(
+            f'no transport is named "{name}", so its offers cannot be accepted. Known: '
+            f"{', '.join(sorted(TRANSPORTS))}; own ones register themselves in a module that "
+            f"env.imports names."
+        )
+    found = TRANSPORTS[name]
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        assert isinstance(found, type)
+    made: Transport = found()
+    return made

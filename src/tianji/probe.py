@@ -25,7 +25,7 @@ from tianji import trace
 from tianji.actor import Actor
 from tianji.algorithm import Spec
 from tianji.build import Built, build
-from tianji.channel import Conduit, Inbox
+from tianji.channel import Conduit, End, Inbox, Offer
 from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig, load_config
 from tianji.description import describe
 from tianji.driver import Serial
@@ -544,9 +544,11 @@ def channel(cores: Sequence[int]) -> Measurement:
     there, back = (Conduit(name, "queue", layout, 16) for name in ("there", "back"))
     for conduit in (there, back):
         transport.open(conduit)
+    offer = transport.offer([End(there.name, "receive"), End(back.name, "send")], 0)
     pid = os.fork()
     if pid == 0:
-        _echo(transport, there, back, cores)
+        _echo(offer, there, back, cores)
+    offer.close()
     outbox, inbox = transport.outbox(there), transport.inbox(back)
     inbox.grant(0)
 
@@ -583,9 +585,11 @@ def channel(cores: Sequence[int]) -> Measurement:
     return measure
 
 
-def _echo(transport: Shm, there: Conduit, back: Conduit, cores: Sequence[int]) -> None:
+def _echo(offer: Offer, there: Conduit, back: Conduit, cores: Sequence[int]) -> None:
     """The other process: it sends everything back."""
     try:
+        transport = Shm()
+        transport.accept(offer)
         os.sched_setaffinity(0, cores)
         die_with_parent(os.getppid())
         inbox, outbox = transport.inbox(there), transport.outbox(back)

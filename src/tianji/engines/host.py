@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import mmap
 import os
@@ -21,12 +22,13 @@ import torch
 import tianji.algorithms.dqn
 import tianji.algorithms.ppo
 import tianji.envs.gymnasium
-import tianji.envs.toy  # noqa: F401
+import tianji.envs.toy
+import tianji.transports.shm  # noqa: F401
 from tianji import trace
 from tianji.actor import SIMULATE, Actor
 from tianji.buffer import Buffer
 from tianji.build import Assembly, makes
-from tianji.channel import Gone, Transport
+from tianji.channel import Gone, Transport, make_transport
 from tianji.config import load_config
 from tianji.driver import Forever
 from tianji.engines import messages, wire
@@ -46,7 +48,6 @@ from tianji.server import Server
 from tianji.tally import Tally
 from tianji.team import Alone, Lost, Shared, Team, Together
 from tianji.transports.memory import Memory
-from tianji.transports.shm import Shm
 from tianji.transports.split import Split
 from tianji.types import sha256
 from tianji.watch import Due, Watch
@@ -136,7 +137,8 @@ class Host:
         self._heard = 0
         # This host may be tied to fewer cores than the learner has.
         config = load_config(request.config, name=request.name, available=request.available)
-        self._transport = Shm.unpack(fork.offer.data, ends)
+        self._transport = make_transport(fork.offer.transport)
+        self._transport.accept(dataclasses.replace(fork.offer, fds=tuple(ends)))
         self._transport.also(line.fileno())
         parts = Assembly(config, request.setup, request.graph, makes(config), clock=time.monotonic)
         self._roles = _make(fork, parts, self._transport, files)
@@ -258,7 +260,7 @@ class Host:
                 made[str(name)] = messages.Made(*self._buffer.lost(name.index))
             if self._server is not None:
                 self._server.lost(name.index)
-        self._transport.replace(message.offer.data, fds)
+        self._transport.accept(dataclasses.replace(message.offer, fds=tuple(fds)))
         for name in actors:
             if self._server is not None:
                 self._server.found(name.index)

@@ -195,7 +195,8 @@ class HostTable:
         try:
             wire.send(self._line, fork, fds)
         finally:
-            for fd in (*files, *offer.fds):
+            offer.close()
+            for fd in files:
                 os.close(fd)
         theirs.close()
         ours.setblocking(False)

@@ -16,7 +16,7 @@ import numpy as np
 from tianji import trace
 from tianji.actor import INACTIVE
 from tianji.build import look
-from tianji.channel import Offer
+from tianji.channel import make_transport
 from tianji.config import Config
 from tianji.engines import messages
 from tianji.engines.changing import Changing
@@ -43,7 +43,6 @@ from tianji.rebalance import Rebalancer, first_of
 from tianji.role import State, generator, generator_state
 from tianji.role_names import WORKER, RoleName
 from tianji.tally import Tally, only_counts
-from tianji.transports.shm import Shm
 from tianji.types import EPISODE, PRODUCED, SEQ, Array
 from tianji.verdict import busy
 from tianji.watch import Due, Watch
@@ -65,6 +64,8 @@ class LocalEngine:
     """The launcher's side: it starts hosts, hears them, begins them anew and ends them."""
 
     beside = True
+    transport = "shm"
+    """what hosts are joined by"""
 
     def __init__(self, config: Config, server: ForkServer) -> None:
         self._config = config
@@ -96,7 +97,7 @@ class LocalEngine:
             self.setup, self.graph = look(config)
             self._groups = range(self.setup.spec.groups)
             self._counts = [dict.fromkeys(COUNTED, 0) for _ in self._groups]
-            self._transport = Shm()
+            self._transport = make_transport(self.transport)
             self._closing.callback(self._transport.close)
             # Made here, so that it is refused here if it is too big.
             for joint in self.graph.between_hosts:
@@ -159,8 +160,6 @@ class LocalEngine:
             self._start_host(name)
         self._until(lambda: all(h.ready for h in self._all()), START, "start")
         self._check_alike()
-        for name in hosts:
-            self._supervisor.let_go(name)
         self._hosts.table_now()
 
     def begin(self, parts: Mapping[str, State] | None) -> None:
@@ -356,11 +355,9 @@ class LocalEngine:
             judges=len(self._groups) == 1,
             files={what: str(path) for what, (path, _) in files.items()},
         )
-        table, fds = self._transport.pack(self.graph.ends(name))
-        offer = Offer("shm", table, tuple(map(os.dup, fds)))
-        self._hosts.start(
-            self._placed[name], request, offer, [fd for _, fd in files.values()], life
-        )
+        offer = self._transport.offer(self.graph.ends(name), life)
+        opened = [fd for _, fd in files.values()]
+        self._hosts.start(self._placed[name], request, offer, opened, life)
 
     def _open_files(self, name: str) -> dict[str, tuple[Path, int]]:
         """What a host writes to, open: its path and descriptor, by what it is for. A file that

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tianji.channel import Offer
+from tianji.channel import Transport
 from tianji.config import FaultsConfig
 from tianji.engines.engine import HostFailed
 from tianji.engines.hosts import Died, Host, HostTable
@@ -14,7 +15,6 @@ from tianji.engines.messages import Follow, Made, Renew, Renewed
 from tianji.fault import Budget, Fault
 from tianji.graph import Graph, Joint
 from tianji.role_names import KINDS
-from tianji.transports.shm import Shm
 
 LOOK = 0.5
 """seconds between two looks at who hangs"""
@@ -45,7 +45,7 @@ class Supervisor:
         faults: FaultsConfig,
         graph: Graph,
         hosts: HostTable,
-        transport: Shm,
+        transport: Transport,
         start: Callable[[str, int], None],
     ) -> None:
         """`start` starts a host by its name, for its life of this number."""
@@ -119,11 +119,6 @@ class Supervisor:
         del self.due[host.name]
         return Follow() if following is None else Follow(following.made)
 
-    def let_go(self, host: str) -> None:
-        """Close the pipes of a host's conduits here, so that its death is noticed."""
-        for joint in self._joints(host):
-            self._transport.let_go(joint.conduit.name)
-
     def _replace(self, host: Host, fault: Fault) -> Fault:
         budget = self._budgets[host.kind]
         if not budget.spend():
@@ -147,7 +142,7 @@ class Supervisor:
         self._restarts += 1
         peers: dict[str, list[Joint]] = {}
         for joint in self._joints(host.name):
-            self._transport.renew(joint.conduit.name)
+            self._transport.revoke(joint.conduit.name)
             other = joint.receivers[0] if joint.sender in host.roles else joint.sender
             assert other is not None
             peers.setdefault(self._graph.host_of(other), []).append(joint)
@@ -160,16 +155,15 @@ class Supervisor:
                 for end in j.ends_of(self._graph.hosts[peer])
                 if end.side != "read"
             ]
-            table, fds = self._transport.pack(ends)
-            about = Renew(host.name, host.roles, self._restarts, Offer("shm", table))
-            self._hosts.send(peer, about, fds)
+            with contextlib.closing(self._transport.offer(ends, self._restarts)) as offer:
+                about = Renew(host.name, host.roles, self._restarts, offer)
+                self._hosts.send(peer, about, offer.fds)
 
     def _begin_anew(self) -> None:
         for name, due in self.due.items():
             host = self._hosts.by_name[name]
             if not host.alive and time.monotonic() >= due:
                 self._start(name, host.life + 1)
-                self.let_go(name)
                 self._hosts.table_now()
 
     def _joints(self, host: str) -> list[Joint]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, cast
 
 import numpy as np
 
 from tianji.channel import Conduit, End, Gone, Slot, Transport
+from tianji.testing.family import Child, Line, Part
 from tianji.testing.items import (
     LAYOUT,
     SLOTS,
@@ -36,22 +32,11 @@ SIZES = {1_000: 2_000, 100_000: 800, 2_000_000: 60}
 """sizes of a newest-only conduit, and how many versions each receiver must read"""
 
 
-class Crossing(Transport, Protocol):
-    """What a transport between processes has beside the template, so that it can be checked."""
-
-    def open(self, conduit: Conduit) -> None:
-        """Make what the conduit needs, in the process that the others are forked from."""
-
-    def keep(self, ends: Iterable[End]) -> None:
-        """Called first in every process after the fork: only these ends will be made here. What
-        belongs to the others is given up, so that they are noticed when they die."""
-
-
 def check_crossing(
     make: Callable[[], Transport], items: int, rng: np.random.Generator, deadline: float
 ) -> None:
     """Senders and receivers in processes of their own, which pause and die."""
-    _check_methods(make)
+    before = set(os.listdir("/proc/self/fd"))
     for senders in (1, 4, 8):
         _check_senders(make, senders, items, rng, deadline)
     _check_wake(make, rng, deadline)
@@ -62,57 +47,39 @@ def check_crossing(
         _check_snapshots(make, size, reads, rng, deadline)
     for moment in (0.01, 0.015, 0.02):
         _check_publisher_death(make, moment, rng, deadline)
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one process does."""
-
-    name: str
-    ends: Sequence[End]
-    work: Callable[[], None]
-    dies: bool = False
-    """Is it its part to be killed?"""
-    halts: bool = False
-    """Is it stopped at random moments, in the middle of what it does?"""
-
-
-def _check_methods(make: Callable[[], Transport]) -> None:
-    transport = make()
-    transport.close()
-    missing = [name for name in ("open", "keep") if not hasattr(transport, name)]
-    if missing:
-        raise TypeError(
-            f"{type(transport).__name__} cannot be checked between processes: it has no "
-            f"{', '.join(missing)}. Give it the methods of tianji.testing.crossing.Crossing, or "
-            "leave processes out"
-        )
+    left = set(os.listdir("/proc/self/fd")) - before
+    assert not left, (
+        f"descriptors {sorted(left)} of ends that were handed over are still open: those whose "
+        "ends they are would not be noticed when they die"
+    )
 
 
 def _check_senders(
     make: Callable[[], Transport], senders: int, items: int, rng: np.random.Generator, limit: float
 ) -> None:
     """Each sender in a process of its own, and the receiver in one."""
-    transport = cast(Crossing, make())
     conduits = [Conduit(f"check-{i}", "lane", LAYOUT, SLOTS) for i in range(senders)]
-    for conduit in conduits:
-        transport.open(conduit)
     *rngs, mine = rng.spawn(senders + 1)
     parts = [
         Part(
             f"sender {i}",
             [End(conduit.name, "send")],
-            partial(_send, transport, conduit, i, items, rngs[i]),
+            partial(_send, conduit, i, items, rngs[i]),
         )
         for i, conduit in enumerate(conduits)
     ]
     ends = [End(conduit.name, "receive") for conduit in conduits]
-    work = partial(_receive, transport, conduits, items, mine, limit)
-    _play(transport, [*parts, Part("the receiver", ends, work)], rng, limit)
+    work = partial(_receive, conduits, items, mine, limit)
+    _play(make, conduits, [*parts, Part("the receiver", ends, work)], rng, limit)
 
 
 def _send(
-    transport: Transport, conduit: Conduit, sender: int, items: int, rng: np.random.Generator
+    conduit: Conduit,
+    sender: int,
+    items: int,
+    rng: np.random.Generator,
+    transport: Transport,
+    _: Line,
 ) -> None:
     outbox = transport.outbox(conduit)
     for number in range(items):
@@ -130,11 +97,12 @@ def _send(
 
 
 def _receive(
-    transport: Transport,
     conduits: Sequence[Conduit],
     items: int,
     rng: np.random.Generator,
     limit: float,
+    transport: Transport,
+    _: Line,
 ) -> None:
     inboxes = [transport.inbox(conduit) for conduit in conduits]
     granted, probed, released = ([0] * len(conduits) for _ in range(3))
@@ -169,10 +137,9 @@ def _receive(
 
 def _check_wake(make: Callable[[], Transport], rng: np.random.Generator, limit: float) -> None:
     """A receiver does not sleep over what it has not probed, even where `out` has counted it."""
-    transport, conduit = cast(Crossing, make()), Conduit("check-wake", "lane", LAYOUT, SLOTS)
-    transport.open(conduit)
+    conduit = Conduit("check-wake", "lane", LAYOUT, SLOTS)
 
-    def receive() -> None:
+    def receive(transport: Transport, _: Line) -> None:
         inbox = transport.inbox(conduit)
         inbox.grant(0)
         while inbox.out:
@@ -182,24 +149,23 @@ def _check_wake(make: Callable[[], Transport], rng: np.random.Generator, limit: 
         assert slot is not None, "an item that out has counted as pushed must be there to probe"
         inbox.release(slot)
 
-    send = partial(_send, transport, conduit, 0, 1, rng.spawn(1)[0])
+    send = partial(_send, conduit, 0, 1, rng.spawn(1)[0])
     parts = [
         Part("the sender", [End(conduit.name, "send")], send),
         Part("the receiver that slept over an item", [End(conduit.name, "receive")], receive),
     ]
-    _play(transport, parts, rng, limit)
+    _play(make, [conduit], parts, rng, limit)
 
 
 def _check_sender_death(
     make: Callable[[], Transport], moment: float | None, rng: np.random.Generator, limit: float
 ) -> None:
     """A sender is killed in the middle of its third item, or `moment` seconds after its first."""
-    transport, conduit = cast(Crossing, make()), Conduit("check-death", "lane", LAYOUT, SLOTS)
-    transport.open(conduit)
+    conduit = Conduit("check-death", "lane", LAYOUT, SLOTS)
     counts = shared(2)
     """items that were begun to be pushed, and those that were pushed"""
 
-    def send() -> None:
+    def send(transport: Transport, _: Line) -> None:
         outbox = transport.outbox(conduit)
         while True:
             while not (granted := outbox.granted()):
@@ -216,7 +182,7 @@ def _check_sender_death(
             if moment is not None and counts[1] == 1:
                 signal.setitimer(signal.ITIMER_REAL, moment)
 
-    def receive() -> None:
+    def receive(transport: Transport, _: Line) -> None:
         inbox = transport.inbox(conduit)
         granted = probed = 0
         end = time.monotonic() + limit / 2
@@ -242,16 +208,15 @@ def _check_sender_death(
         Part("the sender", [End(conduit.name, "send")], send, dies=True),
         Part("the receiver", [End(conduit.name, "receive")], receive),
     ]
-    _play(transport, parts, rng, limit)
+    _play(make, [conduit], parts, rng, limit)
 
 
 def _check_receiver_death(
     make: Callable[[], Transport], rng: np.random.Generator, limit: float
 ) -> None:
-    transport, conduit = cast(Crossing, make()), Conduit("check-gone", "lane", LAYOUT, 100)
-    transport.open(conduit)
+    conduit = Conduit("check-gone", "lane", LAYOUT, 100)
 
-    def send() -> None:
+    def send(transport: Transport, _: Line) -> None:
         outbox = transport.outbox(conduit)
         for number in range(conduit.slots):
             while not (granted := outbox.granted()):
@@ -267,7 +232,7 @@ def _check_receiver_death(
             "the receiver was killed and push did not raise Gone: the sender would never end"
         )
 
-    def receive() -> None:
+    def receive(transport: Transport, _: Line) -> None:
         inbox = transport.inbox(conduit)
         for number in range(conduit.slots):
             inbox.grant(number)
@@ -279,21 +244,19 @@ def _check_receiver_death(
         Part("the sender", [End(conduit.name, "send")], send),
         Part("the receiver", [End(conduit.name, "receive")], receive, dies=True),
     ]
-    _play(transport, parts, rng, limit)
+    _play(make, [conduit], parts, rng, limit)
 
 
 def _check_snapshots(
     make: Callable[[], Transport], size: int, reads: int, rng: np.random.Generator, limit: float
 ) -> None:
     """One process pushes as fast as it can until two others have read enough versions."""
-    transport = cast(Crossing, make())
     conduit = Conduit("check-snapshots", "newest", {"w": leaf((size,), np.float32)}, receivers=2)
-    transport.open(conduit)
     counts = shared(3)
     """the version at which the sender has paused, and how often each receiver has read"""
     counts[0] = -1
 
-    def publish() -> None:
+    def publish(transport: Transport, _: Line) -> None:
         publisher, params, version = transport.publisher(conduit), Params(conduit.layout), -1
         while counts[1:].min() < reads:
             version += 1
@@ -306,7 +269,7 @@ def _check_snapshots(
         params.flat.fill(version + 1)
         publisher.push(version + 1, params)
 
-    def subscribe(index: int) -> None:
+    def subscribe(index: int, transport: Transport, _: Line) -> None:
         subscriber = transport.subscriber(conduit, index)
         out, version = Params(conduit.layout), -1
         while (last := int(counts[0])) < 0 or version < 0:
@@ -332,21 +295,19 @@ def _check_snapshots(
         for i in range(2)
     ]
     sender = Part("the sender", [End(conduit.name, "send")], publish, halts=True)
-    _play(transport, [sender, *parts], rng, limit)
+    _play(make, [conduit], [sender, *parts], rng, limit)
 
 
 def _check_publisher_death(
     make: Callable[[], Transport], moment: float, rng: np.random.Generator, limit: float
 ) -> None:
     """What was pushed last can still be read when its sender was killed in the next push."""
-    transport, size = cast(Crossing, make()), max(SIZES)
-    conduit = Conduit("check-last", "newest", {"w": leaf((size,), np.float32)})
-    transport.open(conduit)
+    conduit = Conduit("check-last", "newest", {"w": leaf((max(SIZES),), np.float32)})
     counts = shared(2)
     """the version that was begun to be pushed, and the one that was pushed"""
     counts[:] = -1
 
-    def publish() -> None:
+    def publish(transport: Transport, _: Line) -> None:
         publisher, params = transport.publisher(conduit), Params(conduit.layout)
         while True:
             params.flat.fill(counts[1] + 1)
@@ -356,7 +317,7 @@ def _check_publisher_death(
             if counts[1] == 0:
                 signal.setitimer(signal.ITIMER_REAL, moment)
 
-    def subscribe() -> None:
+    def subscribe(transport: Transport, _: Line) -> None:
         subscriber, out = transport.subscriber(conduit), Params(conduit.layout)
         last = -1
         while last < 0 or counts[1] > last:
@@ -370,68 +331,46 @@ def _check_publisher_death(
         Part("the sender", [End(conduit.name, "send")], publish, dies=True),
         Part("the receiver", [End(conduit.name, "receive")], subscribe),
     ]
-    _play(transport, parts, rng, limit)
+    _play(make, [conduit], parts, rng, limit)
 
 
 def _play(
-    transport: Crossing, parts: Sequence[Part], rng: np.random.Generator, limit: float
+    make: Callable[[], Transport],
+    conduits: Sequence[Conduit],
+    parts: Sequence[Part],
+    rng: np.random.Generator,
+    limit: float,
 ) -> None:
     """Each part in a process of its own; whatever happens, none is left."""
-    running: dict[int, tuple[Part, int]] = {}
+    transport, end = make(), time.monotonic() + limit
+    running: list[Child] = []
     failed: list[str] = []
-    end = time.monotonic() + limit
     try:
-        for part in parts:
-            pid, report = forked(transport, part, limit)
-            running[pid] = part, report
-        transport.keep([])
+        for conduit in conduits:
+            transport.open(conduit)
+        for part in parts:  # before the first offer: what is offered is not inherited, too
+            running.append(Child(part, make, limit))
+        for child in running:
+            child.give(transport.offer(child.part.ends, 0))
         while running and time.monotonic() < end:
-            for pid, (part, report) in list(running.items()):
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    del running[pid]
-                    said = os.read(report, mmap.PAGESIZE).decode(errors="replace")
-                    os.close(report)
-                    if said != ("" if part.dies else "done"):
-                        failed.append(f"{part.name}: {said or 'it was killed'}")
-                        # The others may have something to say of it, too.
-                        end = min(end, time.monotonic() + 0.1)
-            _halt([pid for pid, (part, _) in running.items() if part.halts], rng)
+            for child in [child for child in running if child.ended]:
+                running.remove(child)
+                said = child.end()
+                if said != ("" if child.part.dies else "done"):
+                    failed.append(f"{child.part.name}: {said or 'it was killed'}")
+                    # The others may have something to say of it, too.
+                    end = min(end, time.monotonic() + 0.1)
+            _halt([child.pid for child in running if child.part.halts], rng)
             time.sleep(0.002)
     finally:
-        for pid, (_, report) in running.items():
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(report)
+        for child in running:
+            child.end()
         transport.close()
     assert not failed, "\n".join(failed)
-    names = ", ".join(part.name for part, _ in running.values())
+    names = ", ".join(child.part.name for child in running)
     assert not running, (
         f"not finished within {limit:.0f} seconds: {names}. An item, a grant or a wake-up was lost"
     )
-
-
-def forked(transport: Crossing, part: Part, limit: float) -> tuple[int, int]:
-    """The process, and where it will say how it ended."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns where there are threads; the child takes no lock that they could hold.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        os.close(write)
-        return pid, read
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(limit) + 10)  # should the process that waits for this one be killed
-        transport.keep(part.ends)
-        part.work()
-        transport.close()
-        os.write(write, b"done")
-    except BaseException as error:
-        plain = str(error) if isinstance(error, AssertionError) else ""
-        os.write(write, (plain or traceback.format_exc()).encode()[-mmap.PAGESIZE :])
-    finally:
-        os._exit(0)
 
 
 def _halt(pids: Sequence[int], rng: np.random.Generator) -> None:

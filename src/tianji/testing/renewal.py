@@ -2,82 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
-import select
-import signal
-import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, cast
+from collections.abc import Callable
 
 import numpy as np
 
-from tianji.channel import Conduit, End, Gone, Side, Transport
-from tianji.testing.crossing import Crossing, Part, forked
-from tianji.testing.items import (
-    LAYOUT,
-    SLOTS,
-    content,
-    dawdle,
-    fill,
-    intact,
-    shared,
-)
+from tianji.channel import Conduit, End, Gone, Offer, Side, Transport
+from tianji.testing.family import Child, Line, Part
+from tianji.testing.items import LAYOUT, SLOTS, content, dawdle, fill, intact, shared
 from tianji.types import Array
 
 LIVES = 30
 """processes that hold an end of a conduit, one after the other"""
 
-
-class Renewing(Crossing, Protocol):
-    """What a transport has where a process that took a dead one's place can go on with its end."""
-
-    def renew(self, name: str) -> None:
-        """A process that held an end of this conduit is dead: make what both ends need anew, in
-        the process that the others are forked from."""
-
-    def pack(self, ends: Iterable[End]) -> tuple[Mapping[str, Any], list[int]]:
-        """What the process at the other end needs of it: a table, as JSON can hold it, and
-        descriptors, which are sent to it."""
-
-    def replace(self, table: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """Go on with what was packed, there. A receiver keeps what was pushed, and what was not it
-        grants to the new sender, in the same order; a sender forgets what it was granted."""
-
-    def let_go(self, name: str) -> None:
-        """The new process is forked and the other one was told: give up what belongs to them."""
+Work = Callable[[Transport, Line], None]
 
 
 def check_renewal(make: Callable[[], Transport], rng: np.random.Generator, deadline: float) -> None:
-    """Ends whose processes are killed and followed by others, where a transport provides for it."""
-    if _renews(make):
-        for reclaims in (False, True):
-            _check_new_senders(make, reclaims, rng, deadline)
-        _check_new_receivers(make, rng, deadline)
-
-
-def _renews(make: Callable[[], Transport]) -> bool:
-    transport = make()
-    transport.close()
-    return hasattr(transport, "renew")
+    """Ends whose processes are killed and followed by others."""
+    for reclaims in (False, True):
+        _check_new_senders(make, reclaims, rng, deadline)
+    _check_new_receivers(make, rng, deadline)
 
 
 def _check_new_senders(
     make: Callable[[], Transport], reclaims: bool, rng: np.random.Generator, limit: float
 ) -> None:
     """One sender after the other is killed, until enough items have arrived; the receiver lets the
-    next one fill what was granted to the dead one, or takes it back and grants it anew."""
-    transport, conduit = cast(Renewing, make()), Conduit("check-renewal", "lane", LAYOUT, SLOTS)
-    transport.open(conduit)
-    items = 10 * LIVES
+    next one fill what was granted to the dead one, or takes it back and grants it again."""
+    conduit, items = Conduit("check-renewal", "lane", LAYOUT, SLOTS), 10 * LIVES
     begun, done = shared(LIVES + 1), shared(100_000)
     """items that each life has begun, and the life that pushed each item"""
     slow = rng.spawn(1)[0]
 
-    def send(life: int) -> None:
+    def send(life: int, transport: Transport, _: Line) -> None:
         outbox = transport.outbox(conduit)
         while True:
             while not (granted := outbox.granted()):
@@ -94,23 +52,23 @@ def _check_new_senders(
                 return  # the receiver has all that it wants
             done[slot.update] = life
 
-    def receive(line: socket.socket) -> None:
+    def receive(transport: Transport, line: Line) -> None:
         inbox, granted, probed, newest = transport.inbox(conduit), 0, 0, 1
         while probed < items or newest < LIVES:
             dawdle(slow)
             transport.wait(0.0)
-            while inbox.ended and newest < LIVES and not _told(line):
+            while inbox.ended and newest < LIVES and not line.waiting:
                 time.sleep(0.001)  # with what was pushed and not probed yet
-            if _told(line):
-                newest += 1
-                if reclaims:
+            if life := line.waiting:
+                if reclaims and life > newest:
                     numbers = inbox.reclaim()
                     first = granted - len(numbers)
                     assert numbers == [(update, 0) for update in range(first, granted)], (
                         f"grants {numbers} were never pushed, and the last one was {granted - 1}"
                     )
                     granted = first
-                _take_over(transport, line)
+                newest = max(newest, life)
+                line.accept()
             while inbox.grant(granted):
                 granted += 1
             assert granted - probed == SLOTS or inbox.ended, "a slot was lost with a sender"
@@ -127,7 +85,7 @@ def _check_new_senders(
             inbox.release(slot)
             probed += 1
 
-    _play_lives(transport, conduit, ("send", send), ("receive", receive), begun, rng, limit)
+    _play_lives(make, conduit, ("send", send), ("receive", receive), begun, rng, limit)
 
 
 def _check_new_receivers(
@@ -135,13 +93,12 @@ def _check_new_receivers(
 ) -> None:
     """One receiver after the other is killed; the sender goes on with the next one's grants, and
     sees none that a dead one gave."""
-    transport, conduit = cast(Renewing, make()), Conduit("check-heirs", "lane", LAYOUT, SLOTS)
-    transport.open(conduit)
+    conduit = Conduit("check-heirs", "lane", LAYOUT, SLOTS)
     begun = shared(LIVES + 1)
     """items that each life has received"""
     slow = rng.spawn(1)[0]
 
-    def receive(life: int) -> None:
+    def receive(life: int, transport: Transport, _: Line) -> None:
         inbox, granted, probed = transport.inbox(conduit), 0, 0
         while True:
             while inbox.grant(1_000_000 * life + granted):
@@ -160,12 +117,12 @@ def _check_new_receivers(
             begun[life] += 1
             inbox.release(slot)
 
-    def send(line: socket.socket) -> None:
+    def send(transport: Transport, line: Line) -> None:
         outbox, newest = transport.outbox(conduit), 1
         while newest < LIVES or begun[LIVES] < 10:
-            if _told(line):
-                newest += 1
-                _take_over(transport, line)
+            if life := line.waiting:
+                newest = max(newest, life)
+                line.accept()
             if not (granted := outbox.granted()):
                 transport.wait(0.002)
                 continue
@@ -176,97 +133,84 @@ def _check_new_receivers(
             try:
                 outbox.push(slot)
             except Gone:
-                while not _told(line):
+                while not line.waiting:
                     time.sleep(0.001)
 
-    _play_lives(transport, conduit, ("receive", receive), ("send", send), begun, rng, limit)
+    _play_lives(make, conduit, ("receive", receive), ("send", send), begun, rng, limit)
 
 
 def _play_lives(
-    transport: Renewing,
+    make: Callable[[], Transport],
     conduit: Conduit,
-    mortal: tuple[Side, Callable[[int], None]],
-    other: tuple[Side, Callable[[socket.socket], None]],
+    mortal: tuple[Side, Callable[[int, Transport, Line], None]],
+    other: tuple[Side, Work],
     begun: Array,
     rng: np.random.Generator,
     limit: float,
 ) -> None:
     """One end in a process that lasts, the other in processes that are killed, each at a random
     moment after it has begun, and followed by the next."""
-    name, end = conduit.name, time.monotonic() + limit
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    lasting = Part(f"the one that lasts ({other[0]})", [End(name, other[0])],
-                    partial(other[1], theirs))  # fmt: skip
-    failed, running = [], dict[int, tuple[str, int]]()
+    transport, end = make(), time.monotonic() + limit
+    theirs, mine = [End(conduit.name, mortal[0])], [End(conduit.name, other[0])]
+    running: list[Child] = []
+    failed: list[str] = []
 
-    def fork(life: int) -> int:
-        part = Part(f"life {life}", [End(name, mortal[0])], partial(mortal[1], life))
-        pid, report = forked(transport, part, limit)
-        running[pid] = part.name, report
-        return pid
+    def live(life: int) -> Child:
+        work = mortal[1]
+        part = Part(f"life {life}", theirs, lambda joined, line: work(life, joined, line))
+        running.append(Child(part, make, limit))
+        return running[-1]
 
-    def reap(pid: int, kill: bool) -> str:
-        if kill:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        part, report = running.pop(pid)
-        said = os.read(report, mmap.PAGESIZE).decode(errors="replace")
-        os.close(report)
-        if said not in ("", "done"):
-            failed.append(f"{part}: {said}")
-        return said
+    def end_of(child: Child) -> None:
+        running.remove(child)
+        if (said := child.end()) not in ("", "done"):
+            failed.append(f"{child.part.name}: {said}")
+
+    def offered(life: int) -> Offer:
+        """Of the end of the process that lasts; before it, sometimes, one that nobody accepts."""
+        transport.revoke(conduit.name)
+        return transport.offer(mine, life)
+
+    def over() -> bool:
+        return bool(failed) or time.monotonic() > end or any(child.ended for child in running)
 
     try:
-        keeper, report = forked(transport, lasting, limit)
-        running[keeper] = lasting.name, report
-        pid = fork(1)
-        transport.keep([])
+        transport.open(conduit)
+        lasting = Child(Part(f"the one that lasts ({other[0]})", mine, other[1]), make, limit)
+        running.append(lasting)
+        child = live(1)
+        lasting.give(transport.offer(mine, 1), 1)
+        child.give(transport.offer(theirs, 1))
         for life in range(2, LIVES + 1):
-            while begun[life - 1] == 0 and not _over(running) and time.monotonic() < end:
+            while begun[life - 1] == 0 and not over():
                 time.sleep(0.0005)
             time.sleep(10 ** rng.uniform(-4.5, -2))
-            reap(pid, kill=True)
-            if failed or _over(running) or time.monotonic() > end:
+            end_of(child)
+            if over():
                 break
-            transport.renew(name)
-            table, fds = transport.pack([End(name, other[0])])
-            first = rng.random() < 0.5
+            first, late = rng.random(2) < 0.5
+            child = live(life)  # before there are pipes that it would inherit
+            stale = offered(life - 1) if late else None
+            offer = offered(life)
             if first:
-                pid = fork(life)
-            socket.send_fds(mine, [json.dumps(table).encode()], fds)
+                child.give(transport.offer(theirs, life))
+            lasting.give(offer, life)
+            if stale is not None:
+                lasting.give(stale, life - 1)
             if not first:
                 time.sleep(10 ** rng.uniform(-4.5, -2))
-                pid = fork(life)
-            transport.let_go(name)
-        while keeper in running and not failed and time.monotonic() < end:
-            if os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                reap(keeper, kill=False)
+                child.give(transport.offer(theirs, life))
+        while lasting in running and not failed and time.monotonic() < end:
+            if lasting.ended:
+                end_of(lasting)
             time.sleep(0.001)
-        late = keeper in running and not failed
+        late = lasting in running and not failed
     finally:
-        for process in list(running):
-            reap(process, kill=True)
-        mine.close()
-        theirs.close()
+        for left in list(running):
+            end_of(left)
         transport.close()
     assert not failed, "\n".join(failed)
     assert not late, (
         f"not finished within {limit:.0f} seconds after {LIVES - 1} of its {mortal[0]} ends were "
         "killed and renewed: an item, a grant or a slot was lost with one of them"
     )
-
-
-def _over(running: Mapping[int, tuple[str, int]]) -> bool:
-    """Has one of these processes ended?"""
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return any(os.waitid(os.P_PID, pid, options) is not None for pid in running)
-
-
-def _told(line: socket.socket) -> bool:
-    """Is there word of a new process at the other end?"""
-    return bool(select.select([line], [], [], 0)[0])
-
-
-def _take_over(transport: Renewing, line: socket.socket) -> None:
-    table, fds, _, _ = socket.recv_fds(line, mmap.PAGESIZE, 20)
-    transport.replace(json.loads(table), fds)

@@ -43,14 +43,11 @@ def check_transport(
 
     With `processes` the same between processes, with pauses at random moments: sleepers are woken,
     a death is noticed by the other side and costs nothing that was pushed, and no version is read
-    half. Such a transport has two more methods, those of `Crossing`: the checker makes a
-    transport, calls `open`, forks, and then each process calls `keep` with the
-    ends that are its own, makes them, uses them, and calls `close`. The process that forked keeps
-    none. No process is left, and none lasts longer than `deadline` seconds.
-
-    A transport that has a method `renew` has all those of `Renewing`, and is also checked for what
-    they promise: ends whose processes are killed at random moments, again and again, are taken over
-    by new ones, no item is lost, doubled or moved, and slots come in the same order as ever.
+    half. The checker opens conduits on one transport and offers their ends to the others, each of
+    which has a transport of its own. Then ends whose processes are killed at random moments, again
+    and again, are revoked and offered to new ones: no item is lost, doubled or moved, slots come in
+    the same order as ever, and an offer of an older life is dropped. No process and no descriptor
+    is left, and no process lasts longer than `deadline` seconds.
     """
     rng = np.random.default_rng(seed)
     for senders in (1, 4, 8):

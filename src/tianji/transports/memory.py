@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import select
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ import numpy as np
 
 from tianji.channel import (
     Conduit,
+    End,
     Inbox,
     Lease,
+    Offer,
     Outbox,
     Publisher,
     Slot,
@@ -146,6 +148,22 @@ class Memory(Transport):
     def __init__(self) -> None:
         self._pipes: dict[str, _Pipe] = {}
         self._newest: dict[str, _Newest] = {}
+        self._beside: list[int] = []
+
+    def open(self, conduit: Conduit) -> None:
+        """Ends make what they need."""
+
+    def offer(self, ends: Sequence[End], life: int) -> Offer:
+        raise TypeError(
+            "what lies in the memory of one process cannot be offered to another. Use a transport "
+            "between processes, or leave processes out"
+        )
+
+    def accept(self, offer: Offer) -> None:
+        raise TypeError("nothing can be offered to a transport within one process")
+
+    def revoke(self, conduit: str) -> None:
+        """Nothing was offered."""
 
     def outbox(self, conduit: Conduit) -> Outbox:
         return self._pipe(conduit)
@@ -157,13 +175,16 @@ class Memory(Transport):
         return self._pipe(conduit).memory
 
     def publisher(self, conduit: Conduit) -> Publisher:
-        return self._newest.setdefault(conduit.name, _Newest(conduit))
+        return self._ends(conduit)
 
     def subscriber(self, conduit: Conduit, index: int = 0) -> Subscriber:
-        return self._newest.setdefault(conduit.name, _Newest(conduit))
+        return self._ends(conduit)
+
+    def also(self, fd: int) -> None:
+        self._beside.append(fd)
 
     def wait(self, timeout: float) -> None:
-        time.sleep(timeout)
+        select.select(self._beside, [], [], timeout)
 
     def close(self) -> None:
         self._pipes.clear()
@@ -173,3 +194,8 @@ class Memory(Transport):
         if conduit.name not in self._pipes:
             self._pipes[conduit.name] = _Pipe(conduit)
         return self._pipes[conduit.name]
+
+    def _ends(self, conduit: Conduit) -> _Newest:
+        if conduit.name not in self._newest:
+            self._newest[conduit.name] = _Newest(conduit)
+        return self._newest[conduit.name]

@@ -17,9 +17,8 @@ import select
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,10 @@ from tianji.channel import (
     Gone,
     Inbox,
     Lease,
+    Offer,
     Outbox,
     Publisher,
+    Side,
     Slot,
     Subscriber,
     Transport,
@@ -79,36 +80,33 @@ def _available() -> int:
 class _File:
     """Anonymous memory, mapped: words in its head, arrays behind them."""
 
-    def __init__(self, size: int, fd: int = -1) -> None:
-        size += HEAD
-        if fd < 0:
-            if size > (free := _available()):
-                raise MemoryError(
-                    f"{size / 2**20:.0f} MiB of shared memory cannot be had: "
-                    f"{free / 2**20:.0f} MiB are free. Make the buffer or the batch smaller"
-                )
-            fd = os.memfd_create("tianji", os.MFD_CLOEXEC)
-            try:
-                os.posix_fallocate(fd, 0, size)
-            except OSError as error:
-                os.close(fd)
-                raise MemoryError(
-                    f"{size / 2**20:.0f} MiB of shared memory cannot be had ({error.strerror})"
-                ) from error
-        self.fd = fd
-        self._map = mmap.mmap(fd, size)
+    def __init__(self, fd: int, size: int) -> None:
+        self._map = mmap.mmap(fd, HEAD + size)
         self.words = memoryview(self._map)[:HEAD].cast("q")
+
+    @staticmethod
+    def made(size: int) -> int:
+        """The descriptor of a new one."""
+        size += HEAD
+        if size > (free := _available()):
+            raise MemoryError(
+                f"{size / 2**20:.0f} MiB of shared memory cannot be had: "
+                f"{free / 2**20:.0f} MiB are free. Make the buffer or the batch smaller"
+            )
+        fd = os.memfd_create("tianji", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            os.close(fd)
+            raise MemoryError(
+                f"{size / 2**20:.0f} MiB of shared memory cannot be had ({error.strerror})"
+            ) from error
+        return fd
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
         count = int(np.prod(shape, dtype=np.int64))
         flat: Array = np.frombuffer(self._map, dtype, count, HEAD + offset)
         return flat.reshape(shape)
-
-    def close(self) -> None:
-        """The mapping itself ends with the last array that looks at it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 def _places(conduit: Conduit) -> tuple[dict[str, int], int]:
@@ -118,6 +116,13 @@ def _places(conduit: Conduit) -> tuple[dict[str, int], int]:
         offsets[name] = end
         end += -(-conduit.slots * leaf.nbytes // LINE) * LINE
     return offsets, max(end, LINE)
+
+
+def _size(conduit: Conduit) -> int:
+    """Bytes behind the head."""
+    if conduit.kind == "newest":
+        return PLACES * _Copies.room(conduit)
+    return _places(conduit)[1]
 
 
 def _pipe(slots: int) -> tuple[int, int]:
@@ -462,153 +467,120 @@ class _Subscriber:
 
 
 _Files = dict[str, int]
-"""Descriptors of one conduit that this process has, by what they are."""
+"""Descriptors of one conduit, by what they are."""
+
+PIPES: Mapping[Side, tuple[str, ...]] = {
+    "send": ("items_w", "grants_r"), "receive": ("items_r", "grants_w"), "read": ()
+}  # fmt: skip
+"""what each side has of the two pipes"""
 
 
 class Shm(Transport):
-    """Conduits between processes. One makes it; `pack` and `unpack` carry ends to the others."""
+    """Conduits between processes of one machine. An offer holds the pipes of an end themselves,
+    so that the process that made them does not hide a death: a pipe ends when the last process
+    that could write into it is gone."""
+
+    name = "shm"
 
     def __init__(self) -> None:
+        self._opened: dict[str, Conduit] = {}
         self._files: dict[str, _Files] = {}
-        self._slots: dict[str, int] = {}
+        """of conduits that are open here, and of the ends that are here"""
+        self._made: dict[str, _Files] = {}
+        """pipes of ends that are nobody's yet"""
+        self._lives: dict[End, int] = {}
+        """of the offers in hand"""
         self._mapped: dict[str, _File] = {}
-        self._ends: dict[tuple[str, str], Any] = {}
+        self._ends: dict[End, Any] = {}
         self._subscribers: list[_Subscriber] = []
         self._receivers: list[_Receiver] = []
         self._epoll = select.epoll()
         self._drains: dict[int, Any] = {}
         self._beside: list[int] = []
 
+    def open(self, conduit: Conduit) -> None:
+        name, newest = conduit.name, conduit.kind == "newest"
+        if name in self._files:
+            return
+        if newest and conduit.receivers > RECEIVERS:
+            raise ValueError(f"{name}: {conduit.receivers} receivers; room is for {RECEIVERS}")
+        self._files[name] = {"memory": _File.made(_size(conduit))}
+        self._opened[name] = conduit
+        for index in range(conduit.receivers if newest else 0):
+            event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._files[name][f"event-{index}"] = event
+
+    def offer(self, ends: Sequence[End], life: int) -> Offer:
+        fds: list[int] = []
+
+        def placed(files: _Files) -> _Files:
+            places = {kind: len(fds) + i for i, kind in enumerate(files)}
+            fds.extend(files.values())
+            return places
+
+        memory = {end.conduit: self._files[end.conduit]["memory"] for end in ends}
+        places = placed({name: os.dup(fd) for name, fd in memory.items()})
+        try:
+            offered = [[*end, placed(self._hand_over(end))] for end in ends]
+        except BaseException:
+            Offer(self.name, {}, tuple(fds)).close()
+            raise
+        return Offer(self.name, {"life": life, "memory": places, "ends": offered}, tuple(fds))
+
+    def accept(self, offer: Offer) -> None:
+        data, fds = offer.data, offer.fds
+        for name, place in data["memory"].items():
+            if self._files.setdefault(name, {}).setdefault("memory", fds[place]) != fds[place]:
+                os.close(fds[place])
+        for conduit, side, index, places in data["ends"]:
+            end, new = End(conduit, side, index), {kind: fds[at] for kind, at in places.items()}
+            if data["life"] >= self._lives.get(end, data["life"]):
+                self._lives[end] = data["life"]
+                new = self._take_over(end, new)
+            for fd in new.values():
+                self._forget(fd)
+                os.close(fd)
+
+    def revoke(self, conduit: str) -> None:
+        for fd in self._made.pop(conduit, {}).values():
+            os.close(fd)
+
     def outbox(self, conduit: Conduit) -> Outbox:
-        files = self._open(conduit)
-        sender: _Sender = self._end(
-            conduit.name,
-            "send",
-            lambda: _Sender(conduit, *self._view(conduit), files),
-            files["grants_r"],
-        )
+        sender: _Sender = self._end(conduit, "send", _Sender, "grants_r")
         return sender
 
     def inbox(self, conduit: Conduit) -> Inbox:
-        files = self._open(conduit)
-        fresh = (conduit.name, "receive") not in self._ends
-        receiver: _Receiver = self._end(
-            conduit.name,
-            "receive",
-            lambda: _Receiver(conduit, *self._view(conduit), files),
-            files["items_r"],
-        )
-        if fresh:
+        receiver: _Receiver = self._end(conduit, "receive", _Receiver, "items_r")
+        if receiver not in self._receivers:
             self._receivers.append(receiver)
         return receiver
 
     def memory(self, conduit: Conduit) -> Mapping[str, Array]:
-        self._open(conduit)
         return self._view(conduit)[1]
 
     def publisher(self, conduit: Conduit) -> Publisher:
-        files = self._open(conduit)
-        copies = self._copies(conduit)
-        events = {int(k[6:]): fd for k, fd in files.items() if k.startswith("event-")}
-        end: _Publisher = self._end(conduit.name, "send", lambda: _Publisher(copies, events))
-        return end
+        end = End(conduit.name, "send")
+        if end not in self._ends:
+            copies, files = self._copies(conduit), self._files[conduit.name]
+            events = {int(k[6:]): fd for k, fd in files.items() if k.startswith("event-")}
+            self._ends[end] = _Publisher(copies, events)
+        publisher: _Publisher = self._ends[end]
+        return publisher
 
     def subscriber(self, conduit: Conduit, index: int = 0) -> Subscriber:
-        files = self._open(conduit)
         if index >= conduit.receivers:
             raise ValueError(f"{conduit.name} has {conduit.receivers} receivers: {index} is none")
-        copies, event, key = self._copies(conduit), files[f"event-{index}"], f"receive-{index}"
-        fresh = (conduit.name, key) not in self._ends
-        make = partial(_Subscriber, copies, index, event)
-        end: _Subscriber = self._end(conduit.name, key, make, event)
-        if fresh:
-            self._subscribers.append(end)
-        return end
-
-    def open(self, conduit: Conduit) -> None:
-        """Make what a conduit needs, for others to use."""
-        self._open(conduit)
-
-    def pack(self, ends: Iterable[End]) -> tuple[dict[str, _Files], list[int]]:
-        """What another process needs for these ends: a table of (conduit, which descriptor) and
-        the descriptors, in the table's order of places."""
-        table: dict[str, _Files] = {}
-        fds: list[int] = []
-        for name, side, index in ends:
-            files = self._files[name]
-            events = [kind for kind in files if kind.startswith("event-")]
-            kinds = {
-                "send": events or ["items_w", "grants_r"],
-                "receive": [f"event-{index}"] if events else ["items_r", "grants_w"],
-                "read": [],
-            }
-            for kind in ("memory", *kinds[side]):
-                if kind not in table.setdefault(name, {}):
-                    table[name][kind] = len(fds)
-                    fds.append(files[kind])
-        return table, fds
-
-    @classmethod
-    def unpack(cls, table: Mapping[str, _Files], fds: Sequence[int]) -> Shm:
-        self = cls()
-        self._files = {
-            name: {kind: fds[place] for kind, place in files.items()}
-            for name, files in table.items()
-        }
-        return self
-
-    def keep(self, ends: Iterable[End]) -> None:
-        """Close every pipe that these ends do not need, so that a death is noticed: a pipe ends
-        when the last process that could write into it is gone."""
-        table, fds = self.pack(ends)
-        mine = set(fds)
-        # A forked process shares its parent's epoll: each would wake, and unregister, the other.
-        self._epoll.close()
-        self._epoll = select.epoll()
-        for name, files in self._files.items():
-            for kind in [k for k in files if k.endswith(("_r", "_w")) and files[k] not in mine]:
-                self._drains.pop(files[kind], None)
-                os.close(files.pop(kind))
-            assert set(table.get(name, ())) <= set(files)
-        for fd in (*self._drains, *self._beside):
-            self._epoll.register(fd, select.EPOLLIN)
-
-    def renew(self, name: str) -> None:
-        """New pipes for a conduit, one of whose ends died with its process: to be packed for both
-        sides, and then let go."""
-        self.let_go(name)
-        files, slots = self._files[name], self._slots[name]
-        files["items_r"], files["items_w"] = _pipe(slots)
-        files["grants_r"], files["grants_w"] = _pipe(slots)
-
-    def let_go(self, name: str) -> None:
-        """Close a conduit's pipes here, so that a death is noticed."""
-        files = self._files[name]
-        for kind in [kind for kind in files if kind.endswith(("_r", "_w"))]:
-            os.close(files.pop(kind))
-
-    def replace(self, table: Mapping[str, _Files], fds: Sequence[int]) -> None:
-        """Go on with these pipes, packed after `renew`, at this side of each conduit."""
-        for name, places in table.items():
-            files, old = self._files[name], []
-            for kind, place in places.items():
-                if kind == "memory":
-                    os.close(fds[place])
-                    continue
-                if kind in files:
-                    old.append(files[kind])
-                files[kind] = fds[place]
-            for side in ("send", "receive"):
-                if (end := self._ends.get((name, side))) is not None:
-                    wakes = end.renew(files)
-                    self._drains[wakes] = end.drain
-                    self._epoll.register(wakes, select.EPOLLIN)
-            for fd in old:  # only now: the dead one's last pushes were read from there
-                self._forget(fd)
-                os.close(fd)
+        end = End(conduit.name, "receive", index)
+        if end not in self._ends:
+            copies = self._copies(conduit)
+            event = self._files[conduit.name][f"event-{index}"]
+            made = self._ends[end] = _Subscriber(copies, index, event)
+            self._subscribers.append(made)
+            self._watch(event, made.drain)
+        subscriber: _Subscriber = self._ends[end]
+        return subscriber
 
     def also(self, fd: int) -> None:
-        """Let `wait` end when there is something to read here, too."""
         self._beside.append(fd)
         self._epoll.register(fd, select.EPOLLIN)
 
@@ -635,50 +607,67 @@ class Shm(Transport):
         self._subscribers.clear()
         self._receivers.clear()
         self._epoll.close()
-        for files in self._files.values():
-            for kind, fd in files.items():
-                if kind != "memory":
-                    os.close(fd)
-        for name, files in self._files.items():
-            if name not in self._mapped and "memory" in files:
-                os.close(files["memory"])
-        for file in self._mapped.values():
-            file.close()
+        for files in (*self._files.values(), *self._made.values()):
+            for fd in files.values():
+                os.close(fd)
         self._files.clear()
+        self._made.clear()
         self._mapped.clear()
+
+    def _hand_over(self, end: End) -> _Files:
+        """The descriptors of an end, which are no longer this transport's; new ones of events, as
+        those of dead receivers are used again."""
+        name, side, index = end
+        if (conduit := self._opened.get(name)) is None:
+            raise ValueError(f"{name} was not opened here, so that its {side} end cannot be given")
+        if conduit.kind == "newest":
+            wanted = {"send": "event-", "receive": f"event-{index}", "read": "none"}[side]
+            files = self._files[name].items()
+            exact = side == "receive"
+            return {
+                kind: os.dup(fd)
+                for kind, fd in files
+                if kind == wanted or (not exact and kind.startswith(wanted))
+            }
+        if side != "read" and name not in self._made:
+            items_r, items_w = _pipe(conduit.slots)
+            grants_r, grants_w = _pipe(conduit.slots)
+            self._made[name] = {
+                "items_r": items_r, "items_w": items_w, "grants_r": grants_r, "grants_w": grants_w
+            }  # fmt: skip
+        if any(kind not in self._made[name] for kind in PIPES[side]):
+            raise ValueError(f"the {side} end of {name} is somebody's until it is revoked")
+        return {kind: self._made[name].pop(kind) for kind in PIPES[side]}
+
+    def _take_over(self, end: End, new: _Files) -> _Files:
+        """Go on with these descriptors; those that are not needed any more."""
+        files = self._files[end.conduit]
+        if any(kind.startswith("event-") and kind in files for kind in new):
+            return new
+        old = {kind: files[kind] for kind in new if kind in files}
+        files |= new
+        if new and (here := self._ends.get(end)) is not None:
+            self._watch(here.renew(files), here.drain)
+        return old  # only now: the dead one's last pushes were read from there
+
+    def _watch(self, fd: int, drain: Callable[[], bool]) -> None:
+        self._drains[fd] = drain
+        self._epoll.register(fd, select.EPOLLIN)
 
     def _forget(self, fd: int) -> None:
         if self._drains.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def _open(self, conduit: Conduit) -> _Files:
-        files = self._files.setdefault(conduit.name, {})
-        if "memory" in files:
-            return files
-        if conduit.kind == "newest" and conduit.receivers > RECEIVERS:
-            raise ValueError(f"{conduit.name}: {conduit.receivers} receivers; room is {RECEIVERS}")
-        self._map(conduit, files)
-        if conduit.kind == "newest":
-            for index in range(conduit.receivers):
-                files[f"event-{index}"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        elif conduit.kind != "memory":
-            self._slots[conduit.name] = conduit.slots
-            files["items_r"], files["items_w"] = _pipe(conduit.slots)
-            files["grants_r"], files["grants_w"] = _pipe(conduit.slots)
-        return files
-
-    def _map(self, conduit: Conduit, files: _Files) -> _File:
+    def _map(self, conduit: Conduit) -> _File:
         name = conduit.name
         if name not in self._mapped:
-            newest = conduit.kind == "newest"
-            size = _Copies.room(conduit) * PLACES if newest else _places(conduit)[1]
-            self._mapped[name] = _File(size, files.get("memory", -1))
-            files["memory"] = self._mapped[name].fd
+            self.open(conduit)
+            self._mapped[name] = _File(self._files[name]["memory"], _size(conduit))
         return self._mapped[name]
 
     def _view(self, conduit: Conduit) -> tuple[memoryview, dict[str, Array]]:
         offsets, _ = _places(conduit)
-        file = self._map(conduit, self._files[conduit.name])
+        file = self._map(conduit)
         memory = {
             name: file.array(offsets[name], (conduit.slots, *leaf.shape), leaf.dtype)
             for name, leaf in conduit.layout.items()
@@ -686,13 +675,15 @@ class Shm(Transport):
         return file.words, memory
 
     def _copies(self, conduit: Conduit) -> _Copies:
-        return _Copies(self._map(conduit, self._files[conduit.name]), conduit)
+        return _Copies(self._map(conduit), conduit)
 
-    def _end(self, name: str, kind: str, make: Any, wakes: int | None = None) -> Any:
-        end = self._ends.get((name, kind))
-        if end is None:
-            end = self._ends[name, kind] = make()
-            if wakes is not None:
-                self._drains[wakes] = end.drain
-                self._epoll.register(wakes, select.EPOLLIN)
-        return end
+    def _end(self, conduit: Conduit, side: Side, make: Callable[..., Any], wakes: str) -> Any:
+        end = End(conduit.name, side)
+        if end not in self._ends:
+            words, memory = self._view(conduit)
+            files = self._files[conduit.name]
+            if wakes not in files:
+                files |= self._hand_over(end)
+            made = self._ends[end] = make(conduit, words, memory, files)
+            self._watch(files[wakes], made.drain)
+        return self._ends[end]
