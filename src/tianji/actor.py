@@ -26,6 +26,7 @@ from tianji.types import (
     STEPS,
     UPDATE,
     VERSION,
+    VERSIONS,
     Array,
     Leaves,
     Rollout,
@@ -254,7 +255,7 @@ class Actor:
         decision = self._policy.act(part.observation, part.recurrent, self._rng)
         if isinstance(decision, Did):
             return decision
-        if part.t == 0 and decision.version >= 0:
+        if part.t == 0 and decision.version >= 0 and part is self._parts[0]:
             # Later steps may be of newer versions: the oldest is the rollout's.
             self._newest.version = rollout.head[VERSION] = decision.version
         if part.t == 0 and decision.before is not None:
@@ -315,7 +316,7 @@ class Actor:
     def _write(self, rollout: Rollout, part: _Part, step: TimeStep) -> None:
         """A part's step, from its decision to what came of it."""
         assert part.decision is not None
-        action, part.recurrent, extras, *_ = part.decision
+        action, part.recurrent, extras, version, _ = part.decision
         part.decision, part.observation = None, step.observation
         t, where = part.t, part.where
         part.t = t + 1
@@ -326,6 +327,8 @@ class Actor:
         rollout.valid[t, where] = step.valid
         for name, array in extras.items():
             rollout.extras[name][t, where] = array
+        if version >= 0 and VERSIONS in rollout.extras:
+            rollout.extras[VERSIONS][t, where] = version
         envs, ended = self._ledger.count(step, where)
         if len(envs):
             n = int(rollout.head[EPISODES])

@@ -38,7 +38,7 @@ from tianji.role_names import WORKER, RoleName
 from tianji.server import answers_layout, asks_layout
 from tianji.spec import MIXING
 from tianji.team import Shared
-from tianji.types import Layout, Row, leaf, rollout_layout
+from tianji.types import VERSIONS, Layout, Row, leaf, rollout_layout
 
 FREE_LEAD = 4
 """updates' worth of rollouts that lanes have room for where the lead is not bounded"""
@@ -195,7 +195,10 @@ def row_of(setup: Setup) -> Row:
     if env.frames > 1:
         obs = env.observation["obs"]
         once[FRAMES] = leaf((env.frames - 1, *obs.shape[1:]), obs.dtype)
-    return Row(env.held, env.action_leaf, setup.description.extras, once, env.reward_leaf)
+    extras = dict(setup.description.extras)
+    if setup.relax.infer == "server":
+        extras[VERSIONS] = leaf((), np.int64)
+    return Row(env.held, env.action_leaf, extras, once, env.reward_leaf)
 
 
 def depth(config: Config, setup: Setup) -> int:

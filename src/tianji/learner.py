@@ -224,7 +224,7 @@ class Learner:
     def _take(self, part: Rollout) -> None:
         if self._skip and self._before is None:
             self._before = self._trainer.state.state()
-        self._staleness.append(self.version - part.versions)
+        self._staleness.append(self.version - part.acted)
         self._taken.append(part)
         self._trainer.take(part)
 

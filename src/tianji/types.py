@@ -27,6 +27,10 @@ valid steps the actor has made in all, and 1 where the first step does not conti
 before it."""
 
 
+VERSIONS = "version"
+"""leaf of `Rollout.extras`: the policy version of each step, where they may differ"""
+
+
 @dataclass(slots=True)
 class Rollout:
     """T consecutive steps of B envs under one policy version, time-major; a batch is one too."""
@@ -72,6 +76,13 @@ class Rollout:
             episode_table=leaves["episodes"],
             versions=leaves["head"][VERSION : VERSION + 1],
         )
+
+    @property
+    def acted(self) -> Array:
+        """The versions that staleness is measured from: of each valid step, where they differ."""
+        each = self.extras.get(VERSIONS)
+        found: Array = self.versions if each is None else each[self.valid]
+        return found if len(found) else self.versions
 
     @property
     def source(self) -> int:
