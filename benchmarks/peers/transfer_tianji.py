@@ -119,7 +119,7 @@ def main() -> None:
     for index in range(cell.actors):
         transport.open(conduit_of(cell, index))
     senders = Senders(cell, lambda index, start: sender(cell, transport, index, start))
-    transport.keep([(conduit_of(cell, i).name, "receive") for i in range(cell.actors)])
+    transport.keep([End(conduit_of(cell, i).name, "receive") for i in range(cell.actors)])
     receiver, use = Receiver(cell, transport), use_of(cell)
     # The same use as later, so that the receiver has touched every page before the clock starts.
     receiver.receive(cell.slots * cell.actors, None if cell.work == "verify" else use)
