@@ -252,6 +252,24 @@ def shown(of: str) -> str:
     return "none" if of.startswith("none") else of[:12]
 
 
+def tell(found: dict[str, Any], about: dict[str, Any]) -> None:
+    rows = []
+    for figure, of in found.items():
+        low, high = of["interval"]
+        told = [around(samples) for samples in (of["samples"]["new"], of["samples"]["old"])]
+        rows.append((figure, *told, f"{of['ratio']:.3f} [{low:.3f}, {high:.3f}]"))
+    print(table(("median [quartiles]", "new", "old", "new / old [95 %]"), rows))
+    print(save("before", {**about, "figures": found}))
+
+
+def tell_hashes(hashes: dict[str, dict[str, str]], about: dict[str, Any]) -> None:
+    rows = [(name, shown(of["new"]), shown(of["old"]), verdict(of)) for name, of in hashes.items()]
+    print(table((f"after {UPDATES} updates", "new", "old", ""), rows))
+    print(save("before_hashes", {**about, "updates": UPDATES, "hashes": hashes}))
+    if different := [name for name, of in hashes.items() if verdict(of) == "DIFFERENT"]:
+        sys.exit(f"different: {', '.join(different)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision", nargs="?", help="what this tree is compared with")
@@ -267,35 +285,19 @@ def main() -> None:
         return
     if arguments.revision is None:
         parser.error("a revision is needed")
-    about = {
-        "revision": arguments.revision,
-        "revision_commit": _git("rev-parse", f"{arguments.revision}^{{commit}}"),
-    }
+    commit = _git("rev-parse", f"{arguments.revision}^{{commit}}")
+    about = {"revision": arguments.revision, "revision_commit": commit}
     with checked_out(arguments.revision) as old:
         trees = [Tree("new", ROOT), old]
         for tree in trees:
             tree.check()
         if arguments.hashes:
             configs = [name for name in trees[0].configs if name in old.configs]
-            hashes = hashed(trees, [name for name in configs if arguments.only in name])
+            tell_hashes(hashed(trees, [n for n in configs if arguments.only in n]), about)
         else:
             names = [name for name in MEASURES if arguments.only in name]
-            found = measured(trees, names, arguments.rounds, arguments.seconds)
-    if arguments.hashes:
-        rows = [(name, *map(shown, of.values()), verdict(of)) for name, of in hashes.items()]
-        print(table((f"after {UPDATES} updates", "new", "old", ""), rows))
-        print(save("before_hashes", {**about, "updates": UPDATES, "hashes": hashes}))
-        if different := [name for name, of in hashes.items() if verdict(of) == "DIFFERENT"]:
-            sys.exit(f"different: {', '.join(different)}")
-        return
-    rows = []
-    for figure, of in found.items():
-        told = [around(of["samples"][tree.name]) for tree in trees]
-        low, high = of["interval"]
-        rows.append((figure, *told, f"{of['ratio']:.3f} [{low:.3f}, {high:.3f}]"))
-    print(table(("median [quartiles]", "new", "old", "new / old [95 %]"), rows))
-    more = {"rounds": arguments.rounds, "seconds": arguments.seconds}
-    print(save("before", {**about, **more, "figures": found}))
+            about |= {"rounds": arguments.rounds, "seconds": arguments.seconds}
+            tell(measured(trees, names, arguments.rounds, arguments.seconds), about)
 
 
 if __name__ == "__main__":
