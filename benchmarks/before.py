@@ -7,8 +7,8 @@ REV is checked out into a temporary folder, and each tree runs its own code, con
 processes of its own, all in turn. Steps per second: of CartPole with engine serial, and with engine
 local and 2 actors, of which the seconds from launch to the first step are, too; of an actor of Pong
 alone. Where others use the machine, those per second of the processor ("CPU s") are the surest. MB
-(10^6 bytes) per second of the transport, from one process to another. A ratio is this tree's figure
-over REV's: of seconds, less is better.
+(10^6 bytes) per second of the transport, from one process to another, and what a message takes of
+both processors. A ratio is this tree's figure over REV's: of seconds, less is better.
 
 With --hashes, nothing is timed: every shipped config that both trees have is run for a few updates
 with engine serial, and the hashes of what was learnt are compared.
@@ -182,7 +182,9 @@ def transfer(tree: Tree, seconds: float) -> dict[str, float]:
             "slots": max(8, min(4096, RING // size)),
         }  # fmt: skip
         taken = run_json([sys.executable, str(script), json.dumps(cell)], tree.env)
-        found[f"transport, {size // KB} KB, MB/s"] = taken["rate"] * size / 1e6
+        what = f"transport, {size // KB} KB"
+        found[f"{what}, MB/s"] = taken["rate"] * size / 1e6
+        found[f"{what}, CPU us for a message"] = taken["sender_us"] + taken["receiver_us"]
     return found
 
 
