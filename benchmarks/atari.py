@@ -85,7 +85,7 @@ def bare_rate(
     built = built_for(1, precision)
     policy = built.actors[0]._policy
     policy.load(built.learner._trainer.params(0))
-    network, over, params = policy._network, policy._over, policy._params
+    (network,), over, params = policy._networks, policy._over, policy._params
     env = AtariVectorEnv("pong", B, num_threads=1, repeat_action_probability=0.25)
     rng = np.random.default_rng(0)
     observation, _ = env.reset(seed=0)

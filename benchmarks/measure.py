@@ -26,6 +26,11 @@ T = TypeVar("T")
 HERE = str(ROOT / "benchmarks")
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH", "")]))}
 """for processes that import modules of this folder by env.imports"""
+BARE = (
+    "stop.return=1e9", "stop.steps=1_000_000_000", "checkpoint.seconds=inf",
+    "checkpoint.store=never", "eval.every=0",
+)  # fmt: skip
+"""overrides of a run that ends by the clock and does nothing beside"""
 
 
 def machine() -> dict[str, Any]:

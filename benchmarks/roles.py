@@ -68,7 +68,7 @@ def bare_actor_rate(B: int, seconds: float) -> Callable[[], float]:
     policy = built.actors[0]._policy
     policy.load(built.learner._trainer.params(0))
     env = gymnasium.make_vec("CartPole-v1", B, vectorization_mode="vector_entry_point")
-    network, over, params = policy._network, policy._over, policy._params
+    (network,), over, params = policy._networks, policy._over, policy._params
     obs = np.zeros((T + 1, B, 4), np.float32)
     action = np.zeros((T, B), np.int64)
     log_prob, reward = np.zeros((T, B), np.float32), np.zeros((T, B), np.float32)

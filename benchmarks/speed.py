@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import ROOT, run_json
+from measure import BARE, ROOT, run_json
 
 import tianji
 from tianji import trace
@@ -17,11 +17,6 @@ from tianji.probe import Measured, Probe
 
 SKIP = 0.35
 """share of a run, at its beginning, that does not count"""
-BARE = (
-    "stop.return=1e9", "stop.steps=1_000_000_000", "checkpoint.seconds=inf",
-    "checkpoint.store=never", "eval.every=0",
-)  # fmt: skip
-"""overrides of a run that ends by the clock and does nothing beside"""
 
 
 def spread(choice: Choice) -> list[str]:

@@ -37,19 +37,21 @@ from measure import (
     save,
     table,
 )
-from roles import Sink
 from unwatched import SUPERVISION, TOLD, unwatched
 
 from tianji.actor import SIMULATE
 from tianji.build import build
 from tianji.config import load_config
 from tianji.driver import Serial
+from tianji.engines.event_reporter import EventReporter
 from tianji.engines.host import Host
 from tianji.engines.hosts import Host as Known
-from tianji.engines.hosts import Hosts
+from tianji.engines.hosts import HostTable
 from tianji.engines.supervisor import LOOK
 from tianji.placement import Placement
+from tianji.probe import Sink
 from tianji.role import Did
+from tianji.role_names import RoleName
 
 BAR = 0.01
 PPO = {"name": "ppo", "epochs": 1, "minibatches": 4}
@@ -89,10 +91,14 @@ class Watched(Host):
 
     def __init__(self, driver: Any, actor: Any) -> None:
         self._board, self._place = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q"), 8
-        self._driver, self._actor = driver, actor
+        self._driver, self._actors, self._learner = driver, [actor], None
+        self._reporter = EventReporter([actor])
         self._stopping = self._resting = self._settling = False
-        self._heard, self._told, self._simulated = 0, math.inf, True
+        self._heard, self._told, self._trace = 0, math.inf, None
         self._roles, self._transport = {}, SimpleNamespace(close=lambda: None)
+
+    def _say(self, message: Any) -> None:
+        """Nobody hears it."""
 
 
 class Unwatched(Watched):
@@ -128,7 +134,7 @@ def events(rounds: int, times: int = 20_000) -> dict[str, dict[str, Any]]:
     for name, did in (("infer", Did("infer")), ("simulate", SIMULATE)):
         for kind, made in KINDS.items():
             driver = Nothing(did, times)
-            driver.host = made(driver, SimpleNamespace(steps=1))
+            driver.host = made(driver, SimpleNamespace(steps=1, seed=0))
             tasks[name, kind] = lambda host=driver.host: _spent(host) / times * 1e9
     samples = interleaved(tasks, rounds)
     more = {
@@ -152,11 +158,12 @@ def _spent(host: Host) -> float:
 
 def launcher(rounds: int) -> dict[str, float]:
     """What the launcher's look at its hosts takes."""
-    hosts = Hosts.__new__(Hosts)
+    hosts = HostTable.__new__(HostTable)
     hosts._board = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
-    hosts.by_role = {
-        f"actor-{i}": Known(Placement(f"actor-{i}", (), 1), 0, i, None, resting=False)
-        for i in range(HOSTS)
+    roles = [RoleName("actor", i) for i in range(HOSTS)]
+    hosts.by_name = {
+        str(role): Known(Placement(str(role), (), 1), (role,), 8 * i, None, resting=False)
+        for i, role in enumerate(roles)
     }
     times, samples = 500, []
     for _ in range(rounds):
