@@ -167,7 +167,7 @@ def _play_lives(
             failed.append(f"{child.part.name}: {said}")
 
     def offered(life: int) -> Offer:
-        """Of the end of the process that lasts; before it, sometimes, one that nobody accepts."""
+        """Of the end of the process that lasts, as it is renewed for this life of the other."""
         transport.revoke(conduit.name)
         return transport.offer(mine, life)
 
