@@ -34,8 +34,7 @@ class EventReporter:
         self._envs = [role for role in roles if isinstance(role, Actor | Evaluator)]
         self._buffer, self._learner = one(roles, Buffer), one(roles, Learner)
         self._evaluator = one(roles, Evaluator)
-        self._started = False
-        self._answers = {
+        self.heeded = {
             UPDATE: self._update,
             SIMULATE: self._simulation,
             RECEIVE: self._receipt,
@@ -43,10 +42,11 @@ class EventReporter:
             actor.REBUILD: self._rebuild,
             evaluator.REBUILD: self._rebuild,
         }
+        """what may come of a step; of others, nothing does"""
 
     def after(self, did: Did) -> list[Event]:
         """What came of a step."""
-        answer = self._answers.get(did)
+        answer = self.heeded.get(did)
         return [] if answer is None else answer()
 
     def _update(self) -> list[Event]:
@@ -63,9 +63,7 @@ class EventReporter:
         return events
 
     def _simulation(self) -> list[Event]:
-        if self._started:
-            return []
-        self._started = True
+        del self.heeded[SIMULATE]  # only the first one is news
         return [Started()]
 
     def _receipt(self) -> list[Event]:

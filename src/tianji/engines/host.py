@@ -180,7 +180,7 @@ class Host:
         self._transport.close()
 
     def _run(self) -> None:
-        board, place = self._board, self._place
+        board, place, heeded = self._board, self._place, self._reporter.heeded
         beats = 0
         while not self._stopping:
             if self._resting or board[place] > self._heard:
@@ -189,7 +189,10 @@ class Host:
             did = self._driver.step()
             beats += 1
             board[place + BEAT] = beats
-            self._report(did)
+            if did is SIMULATE:
+                board[place + STEP] = self._actors[0].steps
+            if did in heeded:
+                self._report(did)
             if self._settling and (self._learner is None or self._learner.can_rest):
                 self._rest()
                 self._say(messages.Settled())
@@ -295,9 +298,7 @@ class Host:
                     self._board[self._place + STEP] = 0
                     self._board[self._place + SEED] = self._actors[0].seed
                 self._say(event)
-        if did is SIMULATE:
-            self._board[self._place + STEP] = self._actors[0].steps
-        elif did is UPDATE:
+        if did is UPDATE:
             self._after_update(due)
 
     def _after_update(self, due: Due) -> None:
