@@ -7,8 +7,9 @@ import numpy as np
 
 from tianji import Refusal, register_algorithm
 from tianji.algorithm import Decision, Fraction, Positive, Traits
+from tianji.description import Description, averaged
 from tianji.env import Discrete
-from tianji.store import Fresh
+from tianji.store import once, served_once
 from tianji.train_state import TrainState
 from tianji.types import Params, floats
 
@@ -19,7 +20,7 @@ class TD0:
     """What are states worth to one who acts at random? V(s) = theta . s, by V's own errors."""
 
     name: ClassVar[str] = "td0"
-    traits: ClassVar = Traits(on_policy=True)
+    traits: ClassVar = Traits(on_policy=True, once=True)
 
     alpha: Positive = 0.1
     """step size"""
@@ -38,14 +39,15 @@ class TD0:
     def warmup_steps(self, spec):
         return 0
 
-    def slots(self, spec):
-        return 1
+    def describe(self, spec):  # what the parts will be like; none is made for it
+        theta, served = {"theta": spec.env.observation["obs"]}, served_once(spec, spec.actors)
+        return Description(theta, averaged(theta), *served)
 
     def policy(self, spec):
         return Policy(spec)
 
     def store(self, spec, lanes):
-        return Fresh(lanes, rollouts=spec.actors)  # each rollout is consumed once
+        return once(spec, lanes, rollouts=spec.actors)  # each rollout is consumed once
 
     def trainer(self, spec):
         return Trainer(self, spec)

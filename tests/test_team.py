@@ -15,7 +15,6 @@ import torch
 from graphs import conduits, ends, role_names
 from torch import nn
 
-from tianji.algorithm import Lanes
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.buffer import batch_layout
@@ -28,7 +27,7 @@ from tianji.errors import Failure, Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
 from tianji.spec import make_spec
-from tianji.store import Fresh
+from tianji.store import served_once
 from tianji.team import Alone, Desk, Lost, Shared, Together
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
@@ -541,10 +540,11 @@ def test_a_learner_without_its_team_is_not_made():
 
 
 def test_pieces_of_a_streamed_batch_are_one_rollout_for_each_learner():
-    lanes = Lanes(tuple({"head": np.zeros((4, 8), np.int64)} for _ in range(2)))
-    store = Fresh(lanes, 6).streamed(2)
-    assert (store.pieces, store.selection["slot"].shape) == (3, (2,))
-    assert batch_layout(store.selection, 2)["slot"].shape == (1,)
+    scale = ScaleConfig(engine="local", actors=6, learners=2, relax="periodic")
+    spec = assembly(config_for(PPO(minibatches=1), scale=scale), toy("Chain")).spec
+    selection, pieces = served_once(spec, spec.actors)
+    assert (pieces, selection["slot"].shape) == (3, (2,))
+    assert batch_layout(selection, 2)["slot"].shape == (1,)
 
 
 def test_ends_of_every_learner_are_known():

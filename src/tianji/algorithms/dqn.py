@@ -25,10 +25,11 @@ from tianji.algorithm import (
     Traits,
     Whole,
 )
+from tianji.description import Description
 from tianji.env import Discrete
 from tianji.errors import Refusal
-from tianji.off_policy import OffPolicy
-from tianji.prioritized import RECORDED, Prioritized
+from tianji.off_policy import Networks, OffPolicy
+from tianji.prioritized import RECORDED, Prioritized, weights
 from tianji.recorded import Recorded, Tensors
 from tianji.role import generator
 from tianji.types import Array, Layout, Leaves, Params, Rollout
@@ -125,6 +126,21 @@ class DQN(OffPolicy):
                 'algorithm.noisy = false, or relax.explore = "alike".'
             )
 
+    def make_networks(self, spec: Spec) -> Networks:
+        online = {"q": _module(self, spec)}
+        return Networks({"q": online}, {"q": {"target": online["q"]}}, online, "epsilon")
+
+    def describe(self, spec: Spec) -> Description:
+        found = super().describe(spec)
+        if not self.prioritized:
+            return found
+        return replace(
+            found,
+            selection=found.selection | weights(self.batch_size),
+            extras=RECORDED if self._records else {},
+            prioritizes=True,
+        )
+
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
@@ -137,10 +153,6 @@ class DQN(OffPolicy):
 
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
-
-    @property
-    def prioritizes(self) -> bool:
-        return self.prioritized
 
     @property
     def _records(self) -> bool:
@@ -302,10 +314,10 @@ class Trainer(off_policy.Trainer):
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
         self._hyper = hyper
-        self._online = _module(hyper, spec)
+        made = hyper.make_networks(spec)
+        self._online = made.acting["q"]
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
-        online, target = {"q": {"q": self._online}}, {"q": {"target": self._online}}
-        super().__init__(hyper, spec, online, target, _shapes(self._online))
+        super().__init__(hyper, spec, made)
         self._target = self._copies["q"]["target"]
         self._optimizer = self._optimizers["q"]
         self._support = torch.from_numpy(support(hyper)).to(spec.device)

@@ -4,7 +4,7 @@ while learning, policies that act by what their agent sees."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from tianji import networks, off_policy
 from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
+from tianji.description import Description
 from tianji.env import Continuous, Discrete, MultiDiscrete
 from tianji.errors import Refusal
-from tianji.off_policy import OffPolicy
+from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
 from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, leaf
 
@@ -98,6 +99,19 @@ class MADDPG(OffPolicy):
                 f'"mlp" to take them as vectors.'
             )
         self.check_replay(spec, self.n_step)
+
+    def make_networks(self, spec: Spec) -> Networks:
+        policies = _policies(self, spec)
+        both = {"policy": policies, "critic": _critics(self, spec)}
+        targets = {k: {f"target_{name}": m for name, m in of.items()} for k, of in both.items()}
+        return Networks(both, targets, policies, "noise")
+
+    def describe(self, spec: Spec) -> Description:
+        found = super().describe(spec)
+        if self.noise != "ou" or not isinstance(spec.env.action, Continuous):
+            return found
+        noise = leaf((len(spec.env.agents), _width(spec)), np.float32)
+        return replace(found, recurrent={"noise": noise})
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
@@ -220,14 +234,13 @@ class Trainer(off_policy.Trainer):
 
     def __init__(self, hyper: MADDPG, spec: Spec) -> None:
         self._hyper = hyper
-        policies, critics = _policies(hyper, spec), _critics(hyper, spec)
+        made = hyper.make_networks(spec)
+        policies, critics = made.modules["policy"], made.modules["critic"]
         rng = generator(spec.seed, "init")
         for modules, last in ((policies, 0.01), (critics, 1.0)):
             for module in modules.values():
                 networks.initialise(module, rng, 2**0.5, last=last)
-        both = {"policy": policies, "critic": critics}
-        targets = {k: {f"target_{name}": m for name, m in of.items()} for k, of in both.items()}
-        super().__init__(hyper, spec, both, targets, _shapes(policies))
+        super().__init__(hyper, spec, made)
         self._policies, self._critics = list(policies.values()), list(critics.values())
         self._target_policies = list(self._copies["policy"].values())
         self._target_critics = list(self._copies["critic"].values())

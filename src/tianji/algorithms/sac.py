@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tianji import networks, off_policy
 from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
 from tianji.distributions import Squashed, bounds
-from tianji.off_policy import OffPolicy
+from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
 from tianji.types import Array, Layout, Leaves, Params, Rollout
 
@@ -52,6 +52,20 @@ class SAC(OffPolicy):
     def check(self, spec: Spec) -> None:
         bounds(self.name, spec.env)
         self.check_replay(spec, self.n_step)
+
+    def make_networks(self, spec: Spec) -> Networks:
+        d = len(bounds(self.name, spec.env).reach)
+        policy = _module(spec, Squashed(d).width)
+        critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        start = torch.tensor(math.log(self.temperature))
+        temperature = nn.ParameterDict({"log_alpha": nn.Parameter(start)})
+        modules = {"policy": policy, "critics": critics, "temperature": temperature}
+        return Networks(
+            {name: {name: module} for name, module in modules.items()},
+            {"critics": {"target": critics}},
+            {"policy": policy},
+            "random",
+        )
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
@@ -112,19 +126,16 @@ class Trainer(off_policy.Trainer):
         d = len(self._bounds.reach)
         self._over = Squashed(d)
         self._entropy = -float(d) if hyper.target_entropy is None else hyper.target_entropy
-        self._policy = _module(spec, self._over.width)
-        self._critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        made = hyper.make_networks(spec)
+        self._policy, critics = made.acting["policy"], made.modules["critics"]["critics"]
+        assert isinstance(critics, networks.Critics)
+        self._critics = critics
         rng = generator(spec.seed, "init")
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
-        start = torch.tensor(math.log(hyper.temperature))
-        temperature = nn.ParameterDict({"log_alpha": nn.Parameter(start)})
-        modules = {"policy": self._policy, "critics": self._critics, "temperature": temperature}
-        each = {name: {name: module} for name, module in modules.items()}
-        targets = {"critics": {"target": self._critics}}
-        super().__init__(hyper, spec, each, targets, _shapes(self._policy), together=True)
+        super().__init__(hyper, spec, made, together=True)
         self._target = self._copies["critics"]["target"]
-        self._log_alpha = temperature["log_alpha"]
+        (self._log_alpha,) = made.modules["temperature"]["temperature"].parameters()
 
     def _learn(self, part: Rollout) -> Metrics:
         rate = self._hyper.learning_rate

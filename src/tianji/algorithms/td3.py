@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tianji import networks, off_policy
 from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
 from tianji.distributions import bounds
-from tianji.off_policy import OffPolicy
+from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
 from tianji.types import Layout, Leaves, Params, Rollout
 
@@ -53,6 +53,18 @@ class TD3(OffPolicy):
     def check(self, spec: Spec) -> None:
         bounds(self.name, spec.env)
         self.check_replay(spec, self.n_step)
+
+    def make_networks(self, spec: Spec) -> Networks:
+        d = len(bounds(self.name, spec.env).reach)
+        policy = _module(spec, d)
+        critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        modules = {"policy": policy, "critics": critics}
+        return Networks(
+            {name: {name: module} for name, module in modules.items()},
+            {name: {f"target_{name}": module} for name, module in modules.items()},
+            {"policy": policy},
+            "random",
+        )
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
@@ -110,16 +122,14 @@ class Trainer(off_policy.Trainer):
     def __init__(self, hyper: TD3, spec: Spec) -> None:
         self._hyper = hyper
         self._bounds = bounds(hyper.name, spec.env)
-        d = len(self._bounds.reach)
-        self._policy = _module(spec, d)
-        self._critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        made = hyper.make_networks(spec)
+        self._policy, critics = made.acting["policy"], made.modules["critics"]["critics"]
+        assert isinstance(critics, networks.Critics)
+        self._critics = critics
         rng = generator(spec.seed, "init")
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
-        modules = {"policy": self._policy, "critics": self._critics}
-        each = {name: {name: module} for name, module in modules.items()}
-        targets = {name: {f"target_{name}": module} for name, module in modules.items()}
-        super().__init__(hyper, spec, each, targets, _shapes(self._policy), together=True)
+        super().__init__(hyper, spec, made, together=True)
         self._target_policy = self._copies["policy"]["target_policy"]
         self._target_critics = self._copies["critics"]["target_critics"]
         self._policy_loss = torch.zeros(())

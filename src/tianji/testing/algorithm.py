@@ -19,6 +19,7 @@ from tianji.config import (
     ScaleConfig,
     StopConfig,
 )
+from tianji.description import Differs
 from tianji.driver import Serial, Shuffled
 from tianji.env import Env, TimeStep
 from tianji.learner import UPDATE, NonFinite
@@ -38,6 +39,7 @@ def check_algorithm(
     Raises AssertionError with the consequence and the remedy. Trains a few updates with two actors
     of four envs and rollouts of eight steps, so hyperparameters must fit such a small run.
     """
+    _check_description(algorithm, make, network)
     first, second = (_learnt(algorithm, make, updates, network) for _ in range(2))
     assert first == second, (
         "two runs with one seed learnt different things, so no result could be repeated. Draw only "
@@ -80,6 +82,15 @@ def run_updates(built: Built, driver: Serial, updates: int) -> None:
     end = built.learner.version + updates
     while built.learner.version < end:
         driver.step()
+
+
+def _check_description(algorithm: Algorithm, make: Callable[[int], Env], network: Network) -> None:
+    """The parts are what the algorithm says of them before they are made."""
+    try:
+        built = build(config_for(algorithm, network=network), make)
+    except Differs as error:
+        raise AssertionError(str(error)) from error
+    built.close()
 
 
 def _learnt(
