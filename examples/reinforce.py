@@ -8,13 +8,14 @@ import torch
 
 from tianji import Refusal, networks, register_algorithm, returns
 from tianji.algorithm import Decision, Fraction, Positive, Traits
+from tianji.description import Description, averaged
 from tianji.distributions import distribution
 from tianji.env import Discrete
 from tianji.optim import Optimizer
 from tianji.role import generator
-from tianji.store import Fresh
+from tianji.store import once, served_once
 from tianji.train_state import TrainState
-from tianji.types import Params, floats
+from tianji.types import Params
 
 
 @register_algorithm("reinforce")
@@ -23,7 +24,7 @@ class Reinforce:
     """On-policy, for discrete actions; one gradient step for each batch."""
 
     name: ClassVar[str] = "reinforce"
-    traits: ClassVar = Traits(on_policy=True)
+    traits: ClassVar = Traits(on_policy=True, once=True)
 
     learning_rate: Positive = 3e-3
     """Adam's step size"""
@@ -40,14 +41,22 @@ class Reinforce:
     def warmup_steps(self, spec):
         return 0
 
-    def slots(self, spec):
-        return 1
+    def describe(self, spec):
+        """What the parts will be like; none is made for it, and no memory is taken."""
+        with torch.device("meta"):
+            modules = make_modules(spec)
+        return Description(
+            networks.layout({"policy": modules["policy"]}),
+            averaged(networks.layout(modules)),
+            *served_once(spec, spec.actors),
+            gradients=True,
+        )
 
     def policy(self, spec):
         return Policy(spec)
 
     def store(self, spec, lanes):
-        return Fresh(lanes, rollouts=spec.actors)  # each rollout is consumed once
+        return once(spec, lanes, rollouts=spec.actors)  # each rollout is consumed once
 
     def trainer(self, spec):
         return Trainer(self, spec)
@@ -62,14 +71,11 @@ def make_modules(spec):
 class Policy:
     """On the actor: choose, and record nothing beside the action."""
 
-    extras: ClassVar = {}
-
     def __init__(self, spec):
         module = make_modules(spec)["policy"]
         observation = spec.env.observation["obs"]
         self._over = distribution(spec.env.action)
         self._network = networks.inference(spec.network, observation, module, "policy")
-        self.shapes = networks.shapes({"policy": module})
 
     def initial(self, B):
         return {}  # no recurrent state
@@ -99,7 +105,7 @@ class Trainer:
             self._modules, 0.5, team=spec.team, shared=spec.shared, gradients=spec.gradients
         )
         self.state = TrainState({"all": self._optimizer})
-        self._params = Params(floats(Policy(spec).shapes))
+        self._params = Params(hyper.describe(spec).params)
         self._losses, self._rows = [], 0
 
     def take(self, part):

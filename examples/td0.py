@@ -7,10 +7,11 @@ import numpy as np
 
 from tianji import Refusal, register_algorithm
 from tianji.algorithm import Decision, Fraction, Positive, Traits
+from tianji.description import Description, averaged
 from tianji.env import Discrete
-from tianji.store import Fresh
+from tianji.store import once, served_once
 from tianji.train_state import TrainState
-from tianji.types import Params, floats
+from tianji.types import Params
 
 
 @register_algorithm("td0")
@@ -19,7 +20,7 @@ class TD0:
     """What are states worth to one who acts at random? V(s) = theta . s, by V's own errors."""
 
     name: ClassVar[str] = "td0"
-    traits: ClassVar = Traits(on_policy=True)
+    traits: ClassVar = Traits(on_policy=True, once=True)
 
     alpha: Positive = 0.1
     """step size"""
@@ -38,14 +39,15 @@ class TD0:
     def warmup_steps(self, spec):
         return 0
 
-    def slots(self, spec):
-        return 1
+    def describe(self, spec):  # what the parts will be like; none is made for it
+        theta, served = {"theta": spec.env.observation["obs"]}, served_once(spec, spec.actors)
+        return Description(theta, averaged(theta), *served)
 
     def policy(self, spec):
         return Policy(spec)
 
     def store(self, spec, lanes):
-        return Fresh(lanes, rollouts=spec.actors)  # each rollout is consumed once
+        return once(spec, lanes, rollouts=spec.actors)  # each rollout is consumed once
 
     def trainer(self, spec):
         return Trainer(self, spec)
@@ -54,11 +56,8 @@ class TD0:
 class Policy:
     """On the actor: without a model of the env, values of states do not say what to do."""
 
-    extras: ClassVar = {}
-
     def __init__(self, spec):
         self._actions = spec.env.action.n
-        self.shapes = {"theta": spec.env.observation["obs"].shape}
 
     def initial(self, B):
         return {}  # no recurrent state
@@ -77,7 +76,7 @@ class Trainer:
 
     def __init__(self, hyper, spec):
         self._hyper = hyper
-        self._params = Params(floats(Policy(spec).shapes))  # zeros
+        self._params = Params(hyper.describe(spec).params)  # zeros
         self._errors = []
         self.state = TrainState(learnt={"theta": self._params["theta"]})  # by name
 

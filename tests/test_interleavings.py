@@ -19,14 +19,15 @@ from tianji.algorithm import Decision, Traits
 from tianji.buffer import MOST_OUT
 from tianji.build import build
 from tianji.config import RelaxConfig, ReuseConfig, ScaleConfig, load_config
+from tianji.description import Description, averaged
 from tianji.driver import Serial, Shuffled
 from tianji.env import Discrete
 from tianji.envs.toy import Toy
 from tianji.learner import UPDATE
-from tianji.store import Fresh, Replay
+from tianji.store import Replay, numbers, once, served_once
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.train_state import TrainState
-from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, floats, sha256
+from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, floats, leaf, sha256
 
 UPDATES = 8
 """that a run must reach, unless it says otherwise"""
@@ -72,6 +73,9 @@ class MarkedPolicy:
         return Decision((drawn + self._w) % 100, state, {})
 
 
+HASH = {"hash": leaf((1,), np.int64)}
+
+
 class Hashing:
     """A trainer whose networks are a hash of all that it took, in the order in which it did; it
     looks whether a part is what an actor pushed when it takes it, and again before the update."""
@@ -107,7 +111,7 @@ class Once:
     witness: "Witness" = field(compare=False)
 
     name: ClassVar[str] = "once"
-    traits: ClassVar[Traits] = Traits(on_policy=True, corrects=("vtrace",))
+    traits: ClassVar[Traits] = Traits(on_policy=True, corrects=("vtrace",), once=True)
 
     def check(self, spec):
         pass
@@ -118,14 +122,16 @@ class Once:
     def warmup_steps(self, spec):
         return 0
 
-    def slots(self, spec):
-        return -(-self.rollouts // spec.actors)
+    def describe(self, spec):
+        slots = -(-self.rollouts // spec.actors) * spec.window
+        served = served_once(spec, self.rollouts)
+        return Description(floats(MarkedPolicy.shapes), averaged(HASH), *served, slots)
 
     def policy(self, spec):
         return MarkedPolicy()
 
     def store(self, spec, lanes):
-        return Fresh(lanes, self.rollouts)
+        return once(spec, lanes, self.rollouts)
 
     def trainer(self, spec):
         return Hashing(self.witness)
@@ -153,8 +159,10 @@ class Again:
     def warmup_steps(self, spec):
         return self.warmup
 
-    def slots(self, spec):
-        return self.held
+    def describe(self, spec):
+        selection = numbers(("lane", "step"), self.batch)
+        params, models = floats(MarkedPolicy.shapes), averaged(HASH)
+        return Description(params, models, selection, slots=self.held)
 
     def policy(self, spec):
         return MarkedPolicy()

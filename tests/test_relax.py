@@ -13,6 +13,7 @@ from test_interleavings import Case, Once, Order, interleave, orders, run
 from thorough import examples
 
 from tianji import Refusal
+from tianji.algorithm import Traits
 from tianji.balance import uneven_rounds
 from tianji.build import assembly, build
 from tianji.config import load_config
@@ -513,10 +514,7 @@ def test_the_remedies_for_uneven_rounds_work_in_every_engine():
 def test_a_store_that_cannot_stream_or_window_is_refused():
     @dataclasses.dataclass(frozen=True)
     class Plain(Once):
-        def store(self, spec, lanes):
-            whole = super().store(spec, lanes)
-            return type("Own", (), {name: getattr(whole, name) for name in
-                                    ("pieces", "selection", "add", "choose")})()  # fmt: skip
+        traits = Traits(on_policy=True)
 
     from tianji.config import RelaxConfig
     from tianji.envs.toy import Identity

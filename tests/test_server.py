@@ -1,6 +1,6 @@
 """The inference server: whose state it keeps, which batches it makes, which versions act."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -89,6 +89,10 @@ class Seen:
 @dataclass(frozen=True)
 class Counted(Once):
     """Counts steps by a server's recurrent state; its parameters are only its version."""
+
+    def describe(self, spec):
+        params, recurrent = floats(Counting.shapes), {"steps": leaf((), np.int64)}
+        return replace(super().describe(spec), params=params, extras=EXTRAS, recurrent=recurrent)
 
     def policy(self, spec):
         return Counting()

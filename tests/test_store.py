@@ -178,7 +178,7 @@ def room(store):
 def test_a_streamed_store_gives_the_same_rollouts_in_the_same_order_one_by_one():
     feed = Feed(2, 4, T=2, B=2, rng=np.random.default_rng(0))
     whole = Fresh(feed.lanes, rollouts=3)
-    parts = whole.streamed()
+    parts = Fresh(feed.lanes, 1, pieces=3)
     assert (whole.pieces, parts.pieces) == (1, 3)
     for lane in (1, 0, 0, 1, 0, 1):
         slot = feed.add(lane)
@@ -214,7 +214,7 @@ def test_a_window_draws_an_equal_share_from_each_of_the_last_batches(sizes, seed
     lanes, rollouts, B, batches = sizes
     rng = np.random.default_rng(seed)
     feed = Feed(lanes, rollouts * (batches + 1), T=3, B=B, rng=rng)
-    store = Fresh(feed.lanes, rollouts).windowed(batches)
+    store = Window(feed.lanes, rollouts, batches)
     assert isinstance(store, Window)
     held, seen, columns = [], set(), rollouts * B
     for n in range(batches + 3):
@@ -262,7 +262,7 @@ def test_a_window_draws_an_equal_share_from_each_of_the_last_batches(sizes, seed
 def test_a_window_goes_on_exactly_from_its_state():
     rng = np.random.default_rng(0)
     feed = Feed(2, 9, T=2, B=4, rng=rng)
-    stores = [Fresh(feed.lanes, 2).windowed(4) for _ in range(2)]
+    stores = [Window(feed.lanes, 2, 4) for _ in range(2)]
     for n in range(7):
         for lane in (0, 1):
             stores[0].add(lane, feed.add(lane))

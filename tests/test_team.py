@@ -15,7 +15,6 @@ import torch
 from graphs import conduits, ends, role_names
 from torch import nn
 
-from tianji.algorithm import Lanes
 from tianji.algorithms.dqn import DQN
 from tianji.algorithms.ppo import PPO
 from tianji.buffer import batch_layout
@@ -28,7 +27,7 @@ from tianji.errors import Failure, Refusal
 from tianji.moments import Moments
 from tianji.optim import Optimizer, mean_over, spread
 from tianji.spec import make_spec
-from tianji.store import Fresh
+from tianji.store import served_once
 from tianji.team import Alone, Desk, Lost, Shared, Together
 from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
@@ -61,10 +60,10 @@ def specs(algorithm, kwargs):
     return replace(halved, learners=1), halved
 
 
-def rollouts(spec, policy, valid_shares):
+def rollouts(spec, algorithm, valid_shares):
     """Four rollouts, the first and the last two of them with so many valid steps."""
     rng = np.random.default_rng(5)
-    row = Row(spec.env.observation, spec.env.action.leaf, policy.extras, {})
+    row = Row(spec.env.observation, spec.env.action.leaf, algorithm.describe(spec).extras, {})
     layout = rollout_layout(row, spec.T, spec.envs)
     for i in range(4):
         part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
@@ -111,7 +110,7 @@ def learn_once(name, spec, share):
     algorithm, _, valid = CASES[name]
     trainer = algorithm.trainer(spec)
     if algorithm.name == "ppo":
-        parts = list(rollouts(spec, algorithm.policy(spec), valid))[share]
+        parts = list(rollouts(spec, algorithm, valid))[share]
         moments = {"obs.mean": 1.0, "obs.variance": 4.0, "obs.count": 50.0}
         seen = {
             k: np.full_like(a, moments.get(k, 0.0)) for k, a in trainer.state.networks().items()
@@ -157,7 +156,7 @@ def half(rank, path, results):
             told |= {f"{name}/{k}": a for k, a in learn_once(name, spec, share).items()}
     few = replace(WIDE, minibatches=5)
     trainer = few.trainer(replace(specs(few, {"continuous": True})[1], learner=rank, team=team))
-    for part in rollouts(trainer._spec, few.policy(trainer._spec), (0.02, 0.05)):
+    for part in rollouts(trainer._spec, few, (0.02, 0.05)):
         trainer.take(part)
     trainer.finish()
     told |= {f"few/{k}": np.array(a) for k, a in trainer.state.networks().items()}
@@ -541,10 +540,11 @@ def test_a_learner_without_its_team_is_not_made():
 
 
 def test_pieces_of_a_streamed_batch_are_one_rollout_for_each_learner():
-    lanes = Lanes(tuple({"head": np.zeros((4, 8), np.int64)} for _ in range(2)))
-    store = Fresh(lanes, 6).streamed(2)
-    assert (store.pieces, store.selection["slot"].shape) == (3, (2,))
-    assert batch_layout(store.selection, 2)["slot"].shape == (1,)
+    scale = ScaleConfig(engine="local", actors=6, learners=2, relax="periodic")
+    spec = assembly(config_for(PPO(minibatches=1), scale=scale), toy("Chain")).spec
+    selection, pieces = served_once(spec, spec.actors)
+    assert (pieces, selection["slot"].shape) == (3, (2,))
+    assert batch_layout(selection, 2)["slot"].shape == (1,)
 
 
 def test_ends_of_every_learner_are_known():

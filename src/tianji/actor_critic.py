@@ -27,11 +27,13 @@ from tianji.algorithm import (
     NotNegative,
     Positive,
     Spec,
+    Store,
     Traits,
 )
 from tianji.columns import Each, ask, chunked, fold, initialise, make_modules, unroll
 from tianji.corrections import Estimate, Steps
-from tianji.distributions import distribution
+from tianji.description import Description, averaged
+from tianji.distributions import Distribution, distribution
 from tianji.env import Continuous
 from tianji.errors import Refusal
 from tianji.moments import Moments
@@ -39,9 +41,9 @@ from tianji.optim import Optimizer, mean_over, spread
 from tianji.recurrent import NumpyRecurrent
 from tianji.role import generator
 from tianji.sight import Sight, normalised
-from tianji.store import Fresh
+from tianji.store import once, served_once
 from tianji.train_state import TrainState
-from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, floats, leaf
+from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, floats
 
 Batch = dict[str, Tensor]
 """columns by name, [rows, ...] each; with a memory also "obs" [T, n, ...], "restart" and "where"
@@ -75,7 +77,7 @@ class OnPolicy:
     """Hyperparameters of all on-policy algorithms, and the parts that need no more than these."""
 
     name: ClassVar[str] = ""
-    traits: ClassVar[Traits] = Traits(on_policy=True, remembers=True)
+    traits: ClassVar[Traits] = Traits(on_policy=True, remembers=True, once=True)
 
     learning_rate: Positive = 3e-4
     """Adam's step size"""
@@ -106,11 +108,6 @@ class OnPolicy:
     def ways(self) -> Ways:
         return Ways()
 
-    @property
-    def uses_end(self) -> bool:
-        """Does what is learnt depend on when the run ends?"""
-        return self.schedule == "linear"
-
     def check(self, spec: Spec) -> None:
         _check_batch(self, spec)
         _check_rewards(self, spec)
@@ -135,14 +132,32 @@ class OnPolicy:
     def warmup_steps(self, spec: Spec) -> int:
         return 0
 
-    def slots(self, spec: Spec) -> int:
-        return 1
+    def describe(self, spec: Spec) -> Description:
+        sight, over = _sight(self, spec), distribution(spec.env.action)
+        with torch.device("meta"):
+            modules = make_modules(spec, sight, over)
+        spread = floats({f"spread.{name}": shape for name, shape in over.shapes.items()})
+        moments = (Moments.models(*each) for each in _moments(self, sight).items())
+        models = averaged(networks.layout(modules), spread)
+        agents = (sight.agents,) if sight.agents else ()
+        served = served_once(spec, spec.actors)
+        return Description(
+            params=_params(modules["policy"], over, sight),
+            models={name: model for each in (models, *moments) for name, model in each.items()},
+            selection=served.selection,
+            pieces=served.pieces,
+            slots=spec.window,
+            extras=floats({"log_prob": agents}),
+            recurrent=floats({MEMORY: (*agents, sight.memory)}) if sight.memory else {},
+            gradients=True,
+            uses_end=self.schedule == "linear",
+        )
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
-    def store(self, spec: Spec, lanes: Lanes) -> Fresh:
-        return Fresh(lanes, rollouts=spec.actors)
+    def store(self, spec: Spec, lanes: Lanes) -> Store:
+        return once(spec, lanes, spec.actors)
 
 
 def _check_batch(hyper: OnPolicy, spec: Spec) -> None:
@@ -223,6 +238,21 @@ def _sight(hyper: OnPolicy, spec: Spec) -> Sight:
     return Sight(spec, share=share, central=central, normalises=hyper.normalise_observation)
 
 
+def _params(policy: nn.Module, over: Distribution, sight: Sight) -> Layout:
+    """Leaves of a snapshot."""
+    return networks.layout({"policy": policy}) | floats(over.shapes | sight.shapes())
+
+
+def _moments(hyper: OnPolicy, sight: Sight) -> dict[str, tuple[int, ...]]:
+    """Shapes of what running moments are of, by name."""
+    shapes: dict[str, tuple[int, ...]] = {"obs": sight.own.shape, "return": ()}
+    if hyper.ways.normalise_value:
+        shapes["value"] = ()
+    if sight.critic is not None and sight.state is not None:
+        shapes["state"] = sight.state.shape
+    return shapes
+
+
 class Policy:
     """See, ask the network, draw."""
 
@@ -237,10 +267,6 @@ class Policy:
             networks.inference(spec.network, sight.leaf, part, name)
             for name, part in zip(names, parts, strict=True)
         ]  # fmt: skip
-        self.extras: Layout = {
-            "log_prob": leaf((sight.agents,) if sight.agents else (), np.float32)
-        }
-        self.shapes = networks.shapes({"policy": module}) | self._over.shapes | sight.shapes()
         self._params: Mapping[str, Array] = {}
 
     def initial(self, B: int) -> Leaves:
@@ -313,7 +339,6 @@ class Trainer:
         self._sight = _sight(hyper, spec)
         modules = make_modules(spec, self._sight, self._over)
         initialise(modules, self._over.width, generator(spec.seed, "init"))
-        shapes = networks.shapes({"policy": modules["policy"]})
         self._extra: dict[str, Tensor] = {}
         if self._over.shapes:
             start = torch.full(self._over.shapes["log_std"], hyper.log_std, device=spec.device)
@@ -335,11 +360,8 @@ class Trainer:
             gradients=spec.gradients,
         )
         self._rng = generator(spec.seed, "learner", spec.index("learner", spec.learner))
-        self._moments = {"obs": Moments(self._sight.own.shape), "return": Moments(())}
-        if self._ways.normalise_value:
-            self._moments["value"] = Moments(())
-        if self._sight.critic is not None and self._sight.state is not None:
-            self._moments["state"] = Moments(self._sight.state.shape)
+        shapes = _moments(hyper, self._sight).items()
+        self._moments = {name: Moments(shape) for name, shape in shapes}
         self._running = np.zeros((spec.actors, spec.envs * self._sight.columns), np.float32)
         """discounted return so far, of each column"""
         self._last = np.full(spec.actors, -1)
@@ -351,7 +373,7 @@ class Trainer:
             counters={"updates": 0, "steps": 0},  # the valid ones of updates, for the schedule
             rng=self._rng,
         )
-        self._params = Params(floats(shapes | self._over.shapes | self._sight.shapes()))
+        self._params = Params(_params(self._policy, self._over, self._sight))
         self._parts: list[Batch] = []
         """of each part, the rows that are valid"""
         self._sequences: list[Batch] = []

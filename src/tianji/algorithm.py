@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runt
 
 import numpy as np
 
+from tianji.description import Description
 from tianji.env import EnvSpec
 from tianji.errors import Refusal, nearest
 from tianji.role import Did, State
@@ -75,8 +76,6 @@ class Gradients:
 
     kind: str = "none"
     """the word of relax.gradient"""
-    optimizers: int = 0
-    """that heed it"""
     staleness: float = 0.0
     """versions behind, of the batch in hand: the mean over this learner's share"""
     steps: int = 0
@@ -112,6 +111,8 @@ class Spec:
     """updates after which the run stops by its config, for schedules; None: no such end"""
     steps: int | None
     """valid steps after which it stops, likewise"""
+    start: str = "batch"
+    """stream: parts of a batch are served as they arrive; batch: when all of it is there"""
     window: int = 1
     """batches of which each update draws one; 1: each is consumed once"""
     sends_early: bool = False
@@ -165,11 +166,6 @@ class Decision(NamedTuple):
 class Policy(Protocol):
     """Chooses actions, on the actor; holds nothing that only training needs."""
 
-    extras: Layout
-    """leaves of `Decision.extras`, of one env"""
-    shapes: Mapping[str, tuple[int, ...]]
-    """the params that `load` wants"""
-
     def initial(self, B: int) -> Leaves:
         """The recurrent state before the first step."""
 
@@ -181,9 +177,6 @@ class Policy(Protocol):
 
 class Acting(Protocol):
     """What an actor asks for actions: a policy of its own, or one elsewhere that answers later."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def initial(self, B: int) -> Leaves: ...
 
@@ -263,17 +256,6 @@ class PriorityStore(Store, Protocol):
         """The trainer's `priorities` of what `choose` wrote into `selection`."""
 
 
-@runtime_checkable
-class OnceStore(Store, Protocol):
-    """A store whose rollouts are consumed once can also be consumed in other ways."""
-
-    def streamed(self, rollouts: int = 1) -> Store:
-        """The same, serving so many rollouts as soon as they have arrived."""
-
-    def windowed(self, batches: int) -> Store:
-        """The same, each update drawing a batch from the last so many."""
-
-
 Metrics = dict[str, float]
 
 
@@ -313,15 +295,12 @@ class Traits:
     """words of relax.explore that it heeds by `Spec.explore`, beside "alike"; others are refused"""
     remembers: bool = False
     """does it heed network.recurrent?"""
+    once: bool = False
+    """does its store heed `Spec.start` and `Spec.window`, as `store.once` does?"""
 
 
 class Algorithm(Protocol):
-    """A frozen dataclass of hyperparameters that makes the parts.
-
-    One whose schedules depend on when the run ends says so by a property `uses_end`: resuming it
-    with another end is then not called exact. One whose store is a `PriorityStore` and whose
-    trainer is a `PriorityTrainer` says so by a property `prioritizes`.
-    """
+    """A frozen dataclass of hyperparameters that makes the parts."""
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
@@ -335,8 +314,8 @@ class Algorithm(Protocol):
     def warmup_steps(self, spec: Spec) -> int:
         """Rows before the first update's own."""
 
-    def slots(self, spec: Spec) -> int:
-        """Rollouts of one actor that the store may hold at once."""
+    def describe(self, spec: Spec) -> Description:
+        """What the parts will be like; none of them is made for it."""
 
     def policy(self, spec: Spec) -> Policy: ...
 

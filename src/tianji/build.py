@@ -15,7 +15,7 @@ from tianji.algorithm import (
     Acting,
     Gradients,
     Lanes,
-    OnceStore,
+    Policy,
     PriorityStore,
     Spec,
     Store,
@@ -25,7 +25,7 @@ from tianji.balance import Balance
 from tianji.buffer import Buffer
 from tianji.channel import Conduit, Transport
 from tianji.config import Config
-from tianji.description import describe
+from tianji.description import Model, check, leaves
 from tianji.env import Env, EnvSpec
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
@@ -45,7 +45,7 @@ from tianji.relax import Relaxation
 from tianji.role import Role, generator
 from tianji.role_names import RoleName
 from tianji.server import Remote, Server
-from tianji.spec import check_halves, make_spec, relax_of
+from tianji.spec import check_halves, make_spec, refuse_gradient, relax_of
 from tianji.team import Shared, Team
 from tianji.transports.memory import Memory
 from tianji.trigger import TRIGGERS, Every
@@ -126,13 +126,27 @@ class Assembly:
     def store(self, transport: Transport) -> Store:
         lanes = tuple(transport.memory(lane) for lane in self.lanes)
         memory = Lanes(lanes, self.spec.env.frames)
-        store, learners = self.config.algorithm.store(self.spec, memory), self.spec.learners
-        if self.relax.start == "batch" and self.relax.window == 1:
-            return store
-        assert isinstance(store, OnceStore)
-        if self.relax.start == "stream":
-            return store.streamed(learners)
-        return store.windowed(self.relax.window)
+        return self.config.algorithm.store(self.spec, memory)
+
+    def policy(self, spec: Spec) -> Policy:
+        """As the algorithm has described it."""
+        policy = self.config.algorithm.policy(spec)
+        state = leaves(policy.initial(1), axis=1)
+        check(policy, "its recurrent state", state, self.setup.description.recurrent)
+        return policy
+
+    def trainer(self, spec: Spec) -> Trainer:
+        """As the algorithm has described it."""
+        trainer, said = self.config.algorithm.trainer(spec), self.setup.description
+        fates = trainer.state.fates()
+        learnt = leaves(trainer.state.networks()).items()
+        models = {name: Model(leaf, fates[name]) for name, leaf in learnt if name in fates}
+        check(trainer, "what it learns", models, said.models)
+        check(trainer, "its params", trainer.params(0).layout, said.params)
+        optimizers = trainer.state.optimizers.values()
+        if self.relax.gradient != "none" and not any(each.transforms for each in optimizers):
+            refuse_gradient(self.config.algorithm, self.relax.gradient)
+        return trainer
 
     def actor(self, index: int, transport: Transport, life: int = 0) -> Actor:
         spec, send, name = self.spec, self.config.relax.send_when, self.names("actor")[index]
@@ -143,7 +157,7 @@ class Assembly:
             (answers,) = self.graph.received("answers", name)
             policy = Remote(transport.outbox(asks[0].conduit), transport.inbox(answers.conduit))
         else:
-            policy = self.config.algorithm.policy(dataclasses.replace(spec, actor=index))
+            policy = self.policy(dataclasses.replace(spec, actor=index))
             (newest,) = self.graph.received("snapshots", name)
             snapshots = transport.subscriber(newest.conduit, index)
         return Actor(
@@ -164,7 +178,7 @@ class Assembly:
         (name,) = self.names("server")
         (newest,) = self.graph.received("snapshots", name)
         return Server(
-            policy=self.config.algorithm.policy(self.spec),
+            policy=self.policy(self.spec),
             asks=[transport.inbox(joint.conduit) for joint in self.graph.received("asks", name)],
             answers=[transport.outbox(joint.conduit) for joint in self.graph.sent("answers", name)],
             snapshots=transport.subscriber(newest.conduit),
@@ -208,7 +222,7 @@ class Assembly:
             self.spec, learner=index, team=team, shared=shared, gradients=gradients
         )
         store, when = self.store(transport), self.config.relax.publish_when
-        trainer = self.config.algorithm.trainer(spec)
+        trainer = self.trainer(spec)
         (batches,) = self.graph.received("batches", name)
         sent = {
             what: self.graph.sent(what, name) for what in ("snapshots", "evaluations", "priorities")
@@ -257,7 +271,7 @@ class Assembly:
         (newest,) = self.graph.received("evaluations", self.names("evaluator")[0])
         return Evaluator(
             env=self.make(min(EVAL_ENVS, episodes)),
-            policy=self.config.algorithm.policy(self.spec),
+            policy=self.policy(self.spec),
             snapshots=transport.subscriber(newest.conduit),
             episodes=episodes,
             seed=int(generator(self.spec.seed, "eval_env").integers(2**31)),
@@ -272,7 +286,7 @@ MAKERS: dict[str, Callable[[Assembly, RoleName, Transport], Role]] = {}
 def _incomplete(part: Any, method: str) -> Refusal:
     return Refusal(
         f"{type(part).__name__} has no {method}(), so nobody would know what steps are worth. "
-        f"Write it, or let the algorithm's `prioritizes` be False."
+        f"Write it, or let the description's `prioritizes` be False."
     )
 
 
@@ -280,7 +294,7 @@ def make_setup(config: Config, env: EnvSpec) -> Setup:
     """What the parts are made from, by what one env is like; refuses what cannot work."""
     spec = make_spec(config, env)
     relax = relax_of(config, spec)
-    return Setup(spec, relax, describe(config, spec, relax))
+    return Setup(spec, relax, config.algorithm.describe(spec))
 
 
 def assembly(config: Config, make: MakeEnv | None = None) -> Assembly:

@@ -1,106 +1,86 @@
-"""What an algorithm's parts will be like, found by making them: to be replaced by what it says."""
+"""What the parts of an algorithm will be like, before any of them is made."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from tianji.algorithm import Lanes, OnceStore, PriorityStore, Spec, Store
-from tianji.config import Config
 from tianji.errors import Refusal
-from tianji.relax import Relaxation
-from tianji.types import Layout, Leaf, Row, floats, leaf, rollout_layout
+from tianji.train_state import Fate
+from tianji.types import Array, Layout, Leaf, leaf
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Model:
+    """One array that is learnt."""
+
     leaf: Leaf
-    fate: str
+    fate: Fate = "averaged"
+    """what becomes of it where groups join their models"""
 
 
-@dataclasses.dataclass(frozen=True)
+Models = dict[str, Model]
+
+
+@dataclass(frozen=True)
 class Description:
+    """Plain data: all sizes of a run follow from it."""
+
     params: Layout
-    extras: Layout
-    recurrent: Layout
+    """leaves of a snapshot, in its order"""
+    models: Models
+    """all that a trainer's `networks` names"""
     selection: Layout
-    pieces: int
-    slots: int
-    models: dict[str, Model]
-    prioritizes: bool
+    """leaves of what a store chooses"""
+    pieces: int = 1
+    """choices for one update"""
+    slots: int = 1
+    """rollouts of one actor that the store may hold at once"""
+    extras: Layout = field(default_factory=dict)
+    """leaves of what a policy records of one step of one env, beside its action"""
+    recurrent: Layout = field(default_factory=dict)
+    """leaves of a policy's recurrent state, of one env"""
+    gradients: bool = False
+    """do its optimizers heed relax.gradient?"""
+    prioritizes: bool = False
+    """is the store told after every update how much each of the steps it chose is worth?"""
+    uses_end: bool = False
+    """does what is learnt depend on when the run ends? Resuming with another end is not exact."""
 
 
-def describe(config: Config, spec: Spec, relax: Relaxation) -> Description:
-    policy = config.algorithm.policy(spec)
-    trainer = config.algorithm.trainer(dataclasses.replace(spec, device="cpu"))
-    fates = trainer.state.fates()
-    state = policy.initial(1)
-    recurrent = {name: leaf(array.shape[1:], array.dtype) for name, array in state.items()}
-    env, once = spec.env, dict(recurrent)
-    if env.frames > 1:
-        obs = env.observation["obs"]
-        once["frames"] = leaf((env.frames - 1, *obs.shape[1:]), obs.dtype)
-    row = Row(env.held, env.action_leaf, policy.extras, once, env.reward_leaf)
-    layout = rollout_layout(row, spec.T, spec.envs)
-    memory = tuple(
-        {name: np.zeros((2, *each.shape), each.dtype) for name, each in layout.items()}
-        for _ in range(spec.actors)
-    )
-    store = _store(config, spec, relax, config.algorithm.store(spec, Lanes(memory, env.frames)))
-    prioritizes = bool(getattr(config.algorithm, "prioritizes", False))
-    if prioritizes and not isinstance(store, PriorityStore):
-        raise Refusal(
-            f"{type(store).__name__} has no prioritize(), so nobody would know what steps are "
-            f"worth. Write it, or let the algorithm's `prioritizes` be False."
-        )
-    return Description(
-        params=floats(policy.shapes),
-        extras=dict(policy.extras),
-        recurrent=recurrent,
-        selection=dict(store.selection),
-        pieces=store.pieces,
-        slots=config.algorithm.slots(spec),
-        models={
-            name: Model(leaf(array.shape, array.dtype), fates[name])
-            for name, array in trainer.state.networks().items()
-        },
-        prioritizes=prioritizes,
-    )
+class Differs(Refusal):
+    """A part is not what its algorithm has described."""
 
 
-def _store(config: Config, spec: Spec, relax: Relaxation, store: Store) -> Store:
-    if relax.start == "batch" and relax.window == 1:
-        return shared_equally(store, spec.learners)
-    if not isinstance(store, OnceStore):
-        raise Refusal(
-            f'relax.start = "{relax.start}" and reuse.window = {relax.window} need a '
-            f"store that can serve so; {config.algorithm.name}'s {type(store).__name__} "
-            f'cannot. Set relax.start = "batch" and reuse.window = 1, or use store.Fresh.'
-        )
-    if relax.start == "stream":
-        shared_equally(store, spec.learners)
-        return store.streamed(spec.learners)
-    return shared_equally(store.windowed(relax.window), spec.learners)
+Parts = Mapping[str, Leaf] | Mapping[str, Model]
 
 
-def shared_equally(store: Store, learners: int) -> Store:
-    """The store itself, if every learner of a group can take an equal share of what it chooses."""
-    lengths = {whole.shape[0] for whole in store.selection.values()}
-    if learners == 1 or (len(lengths) == 1 and not min(lengths) % learners):
-        return store
-    if len(lengths) > 1:
-        raise Refusal(
-            f"scale.learners = {learners} take equal shares of what {type(store).__name__} "
-            f"chooses, but its leaves have different lengths, {sorted(lengths)}, so there are "
-            f"none. Give all leaves of `selection` one length, or set scale.learners = 1."
-        )
-    (length,) = lengths
-    near = min((n for n in range(1, 65) if length % n == 0), key=lambda n: abs(n - learners))
-    fit = max(1, round(length / learners)) * learners
-    raise Refusal(
-        f"scale.learners = {learners} does not divide the {length} that a batch is made of "
-        f"({', '.join(store.selection)}), so that their shares could not be equal. Set "
-        f"scale.learners = {near}, or let a batch be made of {fit} (scale.actors for rollouts, "
-        f"algorithm.batch_size for replay)."
-    )
+def check(part: object, what: str, found: Parts, said: Parts) -> None:
+    """Refuse a part that is not what its algorithm has described."""
+    for name in [*said, *found]:
+        if found.get(name) != said.get(name):
+            raise Differs(
+                f"{type(part).__module__}.{type(part).__name__} has {_shown(found, name)} among "
+                f"{what}, and describe() says {_shown(said, name)}: memory of a run is laid out by "
+                f"what it says, so this would be written where it does not belong. Let both come "
+                f"from one table."
+            )
+
+
+def _shown(parts: Parts, name: str) -> str:
+    match parts.get(name):
+        case Model(Leaf() as leaf, fate):
+            return f"{name} {list(leaf.shape)} {leaf.dtype}, {fate}"
+        case Leaf() as leaf:
+            return f"{name} {list(leaf.shape)} {leaf.dtype}"
+    return f"no {name}"
+
+
+def leaves(arrays: Mapping[str, Array], axis: int = 0) -> Layout:
+    """Of these arrays, without their first axes."""
+    return {name: leaf(array.shape[axis:], array.dtype) for name, array in arrays.items()}
+
+
+def averaged(*layouts: Layout) -> Models:
+    """Models that groups average."""
+    return {name: Model(leaf) for layout in layouts for name, leaf in layout.items()}

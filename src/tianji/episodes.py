@@ -10,10 +10,12 @@ from tianji import frames
 from tianji.algorithm import Lanes
 from tianji.errors import Failure
 from tianji.role import State
-from tianji.types import EPISODE, GAP, HEAD, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
+from tianji.store import numbers
+from tianji.types import EPISODE, GAP, HEAD, SOURCE, VERSION, Array, Leaves, Rollout
 
 NONE, LOST = -1, -2
 """instead of an open episode's first row: there is none, or its beginning is not held any more"""
+SELECTION = ("lane", "env", "row", "length")
 ENV, FIRST, LENGTH, USED = range(4)
 """columns of the index: the env, the first row, how many rows, and 1 once it was consumed"""
 
@@ -35,9 +37,7 @@ class Episodes:
     any_order = False
 
     def __init__(self, lanes: Lanes, batch: int, slots: int) -> None:
-        self.selection: Layout = {
-            name: leaf((batch,), np.int64) for name in ("lane", "env", "row", "length")
-        }
+        self.selection = numbers(SELECTION, batch)
         self._lanes = lanes
         self._batch = batch
         self._slots = slots

@@ -305,7 +305,7 @@ def _lane_slots(config: Config, setup: Setup) -> int:
     more = each * (2 + int(min(relax.lead, FREE_LEAD)))
     if relax.lead > 0 and not on_policy:
         more = MOST_OUT + 2
-    slots = setup.description.slots * relax.window + more
+    slots = setup.description.slots + more
     if config.scale.rebalance and on_policy:
         slots *= spec.actors  # one of them may be active alone
     elif relax.late == "pass" and on_policy:

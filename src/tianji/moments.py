@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tianji.description import Model, Models
 from tianji.team import Team
-from tianji.types import Array, Leaves
+from tianji.types import Array, Leaves, leaf
 
 
 class Moments:
@@ -51,6 +52,13 @@ class Moments:
 
     def arrays(self) -> Leaves:
         return {"mean": self.mean, "variance": self.variance, "count": self.count}
+
+    @staticmethod
+    def models(name: str, shape: tuple[int, ...]) -> Models:
+        """What is learnt, by the name that is before those of the arrays."""
+        each = {"mean": Model(leaf(shape, np.float64)), "variance": Model(leaf(shape, np.float64))}
+        count = Model(leaf((), np.float64), "local")
+        return {f"{name}.{k}": model for k, model in (each | {"count": count}).items()}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take these over. Joining groups that moved apart may have left a variance below 0."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tianji.algorithm import Network
 from tianji.errors import Refusal
-from tianji.types import Array, Leaf
+from tianji.types import Array, Layout, Leaf, leaf
 
 SMALLEST_PICTURE = 8
 """pixels a side that convolutions need"""
@@ -349,13 +349,20 @@ def inference(network: Network, observation: Leaf, module: nn.Module, prefix: st
     return NumpyMLP(network.activation, [f"{prefix}.{name}" for name in linear])
 
 
-def shapes(modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all parameters of named modules."""
-    return {
-        f"{prefix}.{name}": tuple(p.shape)
-        for prefix, module in modules.items()
-        for name, p in module.named_parameters()
-    }
+def parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Those of named modules, by name. A layer that two modules share is there once, by the name
+    that the first one gives it."""
+    found: dict[str, nn.Parameter] = {}
+    for prefix, module in modules.items():
+        for name, parameter in module.named_parameters():
+            if all(parameter is not known for known in found.values()):
+                found[f"{prefix}.{name}"] = parameter
+    return found
+
+
+def layout(modules: Mapping[str, nn.Module]) -> Layout:
+    """The leaves of their parameters."""
+    return {name: leaf(tuple(p.shape), np.float32) for name, p in parameters(modules).items()}
 
 
 class NoisyLinear(nn.Module):

@@ -5,22 +5,43 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tianji import networks
 from tianji.algorithm import Lanes, Metrics, Spec, Store, Traits
+from tianji.description import Description, averaged
 from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import generator
-from tianji.store import Replay
+from tianji.store import Replay, numbers
 from tianji.train_state import TrainState
-from tianji.types import Array, Params, Rollout, floats
+from tianji.types import Array, Layout, Params, Rollout, leaf
 
 Modules = Mapping[str, Mapping[str, nn.Module]]
 """by optimizer, and by the name that is before those of a module's parameters"""
+
+
+class Networks(NamedTuple):
+    """What an algorithm learns, before it is initialised."""
+
+    modules: Modules
+    """those that optimizers step"""
+    targets: Modules
+    """those that are copied, by the optimizer whose parameters the copies follow and by names of
+    their own"""
+    acting: Mapping[str, nn.Module]
+    """the first ones of the first optimizer, which a snapshot holds"""
+    scalar: str
+    """the name of a number of the snapshot that depends on the version"""
+
+    @property
+    def params(self) -> Layout:
+        """Leaves of a snapshot."""
+        return networks.layout(self.acting) | {self.scalar: leaf((), np.float32)}
 
 
 class OffPolicy:
@@ -42,6 +63,21 @@ class OffPolicy:
     """rewards that a target sums before it bootstraps"""
     max_grad_norm: float
     """gradients are scaled down to this norm; 0: never"""
+
+    def make_networks(self, spec: Spec) -> Networks:
+        raise NotImplementedError
+
+    def describe(self, spec: Spec) -> Description:
+        with torch.device("meta"):
+            made = self.make_networks(spec)
+        each = [*made.modules.values(), *made.targets.values()]
+        return Description(
+            params=made.params,
+            models=averaged(*map(networks.layout, each)),
+            selection=numbers(("lane", "step"), self.batch_size),
+            slots=self.slots(spec),
+            gradients=True,
+        )
 
     def steps_per_update(self, spec: Spec) -> int:
         return self.new_steps
@@ -93,22 +129,19 @@ class Trainer:
         self,
         hyper: OffPolicy,
         spec: Spec,
-        modules: Modules,
-        targets: Modules,
-        shapes: Mapping[str, tuple[int, ...]],
+        made: Networks,
         together: bool = False,
     ) -> None:
-        """`targets`: modules that are copied, by the optimizer whose parameters the copies follow
-        and by their own names; `shapes`: of a snapshot. `together`: all learners of a group draw
-        the noise of the whole batch, and each takes its share."""
+        """`together`: all learners of a group draw the noise of the whole batch, and each takes its
+        share."""
         self._spec, self._device, self._team = spec, spec.device, spec.team
         optimizers: dict[str, Optimizer] = {}
         self._copies: dict[str, dict[str, nn.Module]] = {}
         shared = spec.shared
-        for name, stepped in modules.items():
+        for name, stepped in made.modules.items():
             for module in stepped.values():
                 module.to(spec.device)
-            self._copies[name] = copy.deepcopy(dict(targets.get(name, {})))
+            self._copies[name] = copy.deepcopy(dict(made.targets.get(name, {})))
             optimizers[name] = Optimizer(
                 stepped,
                 hyper.max_grad_norm,
@@ -124,7 +157,7 @@ class Trainer:
         self._rng = generator(spec.seed, "learner", index)
         self.state = TrainState(optimizers, flats, counters={"updates": 0}, rng=self._rng)
         self._optimizers = optimizers
-        self._params = Params(floats(shapes))
+        self._params = Params(made.params)
         share = hyper.batch_size // spec.learners
         self._mine = slice(share * spec.learner, share * (spec.learner + 1))
         self._part: Rollout | None = None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tianji.algorithm import Gradients
 from tianji.errors import Failure, Refusal
 from tianji.gradients import transform
+from tianji.networks import parameters
 from tianji.role import State
 from tianji.team import Alone, Shared, Team
 from tianji.types import Array, Leaves
@@ -22,12 +23,7 @@ class Flat:
     """The parameters of named modules, moved into one buffer that the modules go on using."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.names: dict[str, nn.Parameter] = {}
-        for prefix, module in modules.items():
-            for name, parameter in module.named_parameters():
-                # A layer that two modules share has one place, under the first one's name.
-                if all(parameter is not known for known in self.names.values()):
-                    self.names[f"{prefix}.{name}"] = parameter
+        self.names = parameters(modules)
         device = next(iter(self.names.values())).device
         self.data = torch.empty(sum(p.numel() for p in self.names.values()), device=device)
         for parameter, view in self._views(self.data):
@@ -89,8 +85,6 @@ class Optimizer:
         self._gradient = self._sum[:-2]
         self._gradients = gradients
         self._transform = None if gradients is None else transform(gradients.kind)
-        if gradients is not None:
-            gradients.optimizers += 1
         self._max_norm = max_norm
         self._eps = eps
         self._betas = betas
@@ -130,6 +124,11 @@ class Optimizer:
                 self._adam(factor * learning_rate)
         self.refresh()
         return norm
+
+    @property
+    def transforms(self) -> bool:
+        """Does it heed what is asked of gradients?"""
+        return self._transform is not None
 
     @property
     def repeats(self) -> bool:

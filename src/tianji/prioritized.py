@@ -22,6 +22,11 @@ RECORDED: Layout = {"q": leaf((), np.float32), "q_best": leaf((), np.float32)}
 one"""
 
 
+def weights(batch: int) -> Layout:
+    """Leaves of a selection, beside those of `Replay`."""
+    return {"weight": leaf((batch,), np.float32), "rollout": leaf((batch,), np.int64)}
+
+
 class Prioritized(Replay):
     """Proportional prioritised replay (Schaul et al. 2016) over the lanes, with n-step returns.
 
@@ -48,10 +53,7 @@ class Prioritized(Replay):
     ) -> None:
         """`beta` becomes 1 over `beta_updates` choices; 0: it stays."""
         super().__init__(lanes, batch, slots, gamma, n)
-        self.selection |= {
-            "weight": leaf((batch,), np.float32),
-            "rollout": leaf((batch,), np.int64),
-        }
+        self.selection |= weights(batch)
         self._alpha, self._beta, self._beta_updates = alpha, beta, beta_updates
         self._initial = initial
         self._rows = self._total * self._T

@@ -27,7 +27,6 @@ from tianji.algorithm import Spec
 from tianji.build import Built, build
 from tianji.channel import Conduit, End, Inbox, Offer
 from tianji.config import CheckpointConfig, Config, FaultsConfig, StopConfig, load_config
-from tianji.description import describe
 from tianji.driver import Serial
 from tianji.engines.forkserver import die_with_parent
 from tianji.env import Env, Score, TimeStep
@@ -273,7 +272,7 @@ def acting(config: Config, envs: int) -> Measurement:
 
     env = make(envs)
     spec = _spec(of_config, env)
-    setup = Setup(spec, Relaxation(), describe(of_config, spec, Relaxation()))
+    setup = Setup(spec, Relaxation(), config.algorithm.describe(spec))
     lane = Conduit("rollouts-0", "lane", rollout_layout(row_of(setup), spec.T, envs), 2)
     newest = Conduit("snapshots", "newest", setup.description.params)
     transport = Memory()

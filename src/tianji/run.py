@@ -369,7 +369,7 @@ class _Run:
         if why or any("env" not in state for state in actors):
             why.append("envs reset")
         end = [spec.updates, spec.steps]
-        if run["end"] != end and getattr(self._config.algorithm, "uses_end", False):
+        if run["end"] != end and self._engine.setup.description.uses_end:
             why.append("the schedule's end was moved")
         self._resumed = f"inexact: {', '.join(why)}" if why else "exact"
         self._refuse_ended()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import NoReturn
 
-from tianji.algorithm import ALGORITHMS, Algorithm, Gradients, Spec, Traits, algorithm_class
+from tianji.algorithm import ALGORITHMS, Algorithm, Spec, Traits, algorithm_class
 from tianji.config import Config
 from tianji.env import Env, EnvSpec, Halves
 from tianji.errors import Refusal
@@ -48,6 +48,12 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
         _refuse_word(config, "correct", relax.correct, "none", lambda able: able.corrects)
     if relax.explore not in ("alike", *traits.explores):
         _refuse_word(config, "explore", relax.explore, "alike", lambda able: able.explores)
+    if (relax.start == "stream" or relax.window > 1) and not traits.once:
+        raise Refusal(
+            f'relax.start = "{relax.start}" and reuse.window = {relax.window} need a store that '
+            f"can serve so; {config.algorithm.name} says that its own cannot. Set relax.start = "
+            f'"batch" and reuse.window = 1, or use store.Fresh by store.once, and Traits.once.'
+        )
     if config.network.recurrent != "none" and not traits.remembers:
         able = [name for name in ALGORITHMS if algorithm_class(name).traits.remembers]
         raise Refusal(
@@ -55,9 +61,13 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
             f"{config.algorithm.name} can do, so it would remember nothing. Set network.recurrent "
             f'= "none", or algorithm.name to one that can: {", ".join(able)}.'
         )
-    spec = dataclasses.replace(spec, correct=relax.correct, explore=relax.explore, join=relax.join)
+    spec = dataclasses.replace(
+        spec, correct=relax.correct, explore=relax.explore, join=relax.join, start=relax.start
+    )
     config.algorithm.check(spec)
-    _check_gradient(config.algorithm, spec, relax.gradient)
+    _check_shares(config.algorithm, spec)
+    if relax.gradient != "none" and not config.algorithm.describe(spec).gradients:
+        refuse_gradient(config.algorithm, relax.gradient)
     return spec
 
 
@@ -72,18 +82,37 @@ def _refuse_word(
     )
 
 
-def _check_gradient(algorithm: Algorithm, spec: Spec, gradient: str) -> None:
-    """Do the algorithm's optimizers heed what is asked of gradients?"""
-    if gradient == "none":
+def _check_shares(algorithm: Algorithm, spec: Spec) -> None:
+    """Can every learner of a group take an equal share of a batch?"""
+    if spec.learners == 1:
         return
-    heeds = Gradients(gradient)
-    algorithm.trainer(dataclasses.replace(spec, device="cpu", gradients=heeds))
-    if not heeds.optimizers:
+    whole = algorithm.describe(dataclasses.replace(spec, start="batch")).selection
+    lengths = {leaf.shape[0] for leaf in whole.values()}
+    if len(lengths) > 1:
         raise Refusal(
-            f'relax.gradient = "{gradient}" is nothing that {algorithm.name} can do, so it would '
-            f"be without effect. Give its Optimizer gradients=spec.gradients, or set "
-            f'relax.gradient = "none".'
+            f"scale.learners = {spec.learners} take equal shares of what {algorithm.name} chooses, "
+            f"but its leaves have different lengths, {sorted(lengths)}, so there are none. Give "
+            f"all leaves of `selection` one length, or set scale.learners = 1."
         )
+    (length,) = lengths
+    if not length % spec.learners:
+        return
+    near = min((n for n in range(1, 65) if length % n == 0), key=lambda n: abs(n - spec.learners))
+    fit = max(1, round(length / spec.learners)) * spec.learners
+    raise Refusal(
+        f"scale.learners = {spec.learners} does not divide the {length} that a batch is made of "
+        f"({', '.join(whole)}), so that their shares could not be equal. Set "
+        f"scale.learners = {near}, or let a batch be made of {fit} (scale.actors for rollouts, "
+        f"algorithm.batch_size for replay)."
+    )
+
+
+def refuse_gradient(algorithm: Algorithm, gradient: str) -> NoReturn:
+    raise Refusal(
+        f'relax.gradient = "{gradient}" is nothing that {algorithm.name} can do, so it would be '
+        f"without effect. Give its Optimizer gradients=spec.gradients, and say so in its "
+        f'description, or set relax.gradient = "none".'
+    )
 
 
 def relax_of(config: Config, spec: Spec) -> Relaxation:

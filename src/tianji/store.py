@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tianji import frames, returns
-from tianji.algorithm import Lanes
+from tianji.algorithm import Lanes, Spec
 from tianji.errors import Failure, Refusal
 from tianji.frames import Spans
 from tianji.role import State
@@ -18,6 +19,37 @@ from tianji.types import EPISODE, GAP, HEAD, SOURCE, VERSION, Array, Layout, Lea
 
 MOST_DRAWS = 10_000
 """times that replay draws again where it hit steps that only reset an env"""
+
+
+class Served(NamedTuple):
+    """How a store serves what updates consume."""
+
+    selection: Layout
+    """leaves of one choice"""
+    pieces: int = 1
+    """choices for one update"""
+
+
+def numbers(names: Iterable[str], length: int) -> Layout:
+    """Leaves of a selection."""
+    return {name: leaf((length,), np.int64) for name in names}
+
+
+def served_once(spec: Spec, rollouts: int) -> Served:
+    """As `once` serves them."""
+    if spec.window > 1:
+        return Served(numbers(("lane", "slot", "env"), rollouts * spec.envs))
+    pieces = rollouts // spec.learners if spec.start == "stream" else 1
+    return Served(numbers(("lane", "slot"), rollouts // pieces), pieces)
+
+
+def once(spec: Spec, lanes: Lanes, rollouts: int) -> Fresh | Window:
+    """For updates of so many rollouts, each consumed once: as a batch, streamed or from a window,
+    whichever the run asks for. An algorithm that uses it says so by `Traits.once`."""
+    if spec.window > 1:
+        return Window(lanes, rollouts, spec.window)
+    pieces = served_once(spec, rollouts).pieces
+    return Fresh(lanes, rollouts // pieces, pieces)
 
 
 class Fresh:
@@ -29,20 +61,11 @@ class Fresh:
     def __init__(self, lanes: Lanes, rollouts: int, pieces: int = 1) -> None:
         """`rollouts` for each of the `pieces` of an update."""
         self.pieces = pieces
-        self.selection: Layout = {
-            "lane": leaf((rollouts,), np.int64),
-            "slot": leaf((rollouts,), np.int64),
-        }
+        self.selection = numbers(("lane", "slot"), rollouts)
         self._rollouts = rollouts
         self._waiting: deque[tuple[int, int]] = deque()
         self._retired: list[tuple[int, int]] = []
         self._lanes = lanes
-
-    def streamed(self, rollouts: int = 1) -> Fresh:
-        return Fresh(self._lanes, rollouts, pieces=self._rollouts // rollouts)
-
-    def windowed(self, batches: int) -> Window:
-        return Window(self._lanes, self._rollouts, batches)
 
     def add(self, lane: int, slot: int) -> None:
         self._waiting.append((lane, slot))
@@ -92,9 +115,7 @@ class Window:
                 f"1 / {batches} of it could not be new. Set it to {near}, or scale.envs_per_actor "
                 f"to a multiple of {batches}."
             )
-        self.selection: Layout = {
-            name: leaf((columns,), np.int64) for name in ("lane", "slot", "env")
-        }
+        self.selection = numbers(("lane", "slot", "env"), columns)
         self._lanes = lanes
         self._rollouts, self._B, self._batches = rollouts, B, batches
         self._waiting: deque[tuple[int, int]] = deque()
@@ -189,10 +210,7 @@ class Replay:
     any_order = False
 
     def __init__(self, lanes: Lanes, batch: int, slots: int, gamma: float, n: int) -> None:
-        self.selection: Layout = {
-            "lane": leaf((batch,), np.int64),
-            "step": leaf((batch,), np.int64),
-        }
+        self.selection = numbers(("lane", "step"), batch)
         self._lanes = lanes
         self._batch = batch
         self._slots = slots

@@ -12,8 +12,12 @@ from tianji import actor_critic, corrections
 from tianji.actor_critic import Batch, OnPolicy, Seen, Ways
 from tianji.algorithm import Count, Metrics, NotNegative, Positive, Spec, Traits
 from tianji.corrections import Estimate, Steps
+from tianji.description import Description
 from tianji.optim import Flat
 from tianji.types import Leaves, Rollout
+
+TARGETS = {"policy": "target", "spread": "target_spread"}
+"""names of the copies of modules"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class APPO(OnPolicy):
     @property
     def ways(self) -> Ways:
         return Ways(self.epochs, self.minibatches, self.clip, self.value_clip)
+
+    def describe(self, spec: Spec) -> Description:
+        found = super().describe(spec)
+        parted = [(name.partition("."), model) for name, model in found.models.items()]
+        copies = {f"{TARGETS[m]}.{rest}": x for (m, _, rest), x in parted if m in TARGETS}
+        return replace(found, models=found.models | copies)
 
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
@@ -79,9 +89,8 @@ class Trainer(actor_critic.Trainer):
         )
 
     def _follow(self) -> None:
-        online = self._optimizer.flat.arrays()
-        own = {"target": "policy", "target_spread": "spread"}
-        of = {name: name.partition(".") for name in self._target_flat.names}
+        online = self._optimizer.flat.arrays().items()
+        parted = [(name.partition("."), array) for name, array in online]
         self._target_flat.load(
-            {name: online[f"{own[m]}.{rest}"] for name, (m, _, rest) in of.items()}
+            {f"{TARGETS[m]}.{rest}": array for (m, _, rest), array in parted if m in TARGETS}
         )

@@ -25,13 +25,14 @@ from tianji.algorithm import (
     Traits,
     Whole,
 )
+from tianji.description import Description
 from tianji.env import Discrete
 from tianji.errors import Refusal
-from tianji.off_policy import OffPolicy
-from tianji.prioritized import RECORDED, Prioritized
+from tianji.off_policy import Networks, OffPolicy
+from tianji.prioritized import RECORDED, Prioritized, weights
 from tianji.recorded import Recorded, Tensors
 from tianji.role import generator
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,21 @@ class DQN(OffPolicy):
                 'algorithm.noisy = false, or relax.explore = "alike".'
             )
 
+    def make_networks(self, spec: Spec) -> Networks:
+        online = {"q": _module(self, spec)}
+        return Networks({"q": online}, {"q": {"target": online["q"]}}, online, "epsilon")
+
+    def describe(self, spec: Spec) -> Description:
+        found = super().describe(spec)
+        if not self.prioritized:
+            return found
+        return replace(
+            found,
+            selection=found.selection | weights(self.batch_size),
+            extras=RECORDED if self._records else {},
+            prioritizes=True,
+        )
+
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
@@ -137,10 +153,6 @@ class DQN(OffPolicy):
 
     def trainer(self, spec: Spec) -> Trainer:
         return Trainer(self, spec)
-
-    @property
-    def prioritizes(self) -> bool:
-        return self.prioritized
 
     @property
     def _records(self) -> bool:
@@ -194,11 +206,6 @@ def _module(hyper: DQN, spec: Spec) -> nn.Module:
     return module
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the parameters in their order, then epsilon."""
-    return networks.shapes({"q": module}) | {"epsilon": ()}
-
-
 def support(hyper: DQN) -> Array:
     """[atoms]: the returns that c51 gives shares to."""
     return np.linspace(hyper.v_min, hyper.v_max, hyper.atoms, dtype=np.float32)
@@ -221,8 +228,7 @@ class Policy:
         self._support = support(hyper)
         self._epsilon = 1.0
         self._rung = hyper.rung(spec)
-        self.shapes = _shapes(module)
-        self.extras: Layout = RECORDED if hyper._records else {}
+        self._records = hyper._records
 
     def initial(self, B: int) -> Leaves:
         return {}
@@ -239,7 +245,7 @@ class Policy:
             any_action = self._any(len(action), mask, rng)
             explore = rng.random(len(action)) < self._epsilon
             action = np.where(explore, any_action, action)
-        if not self.extras:
+        if not self._records:
             return Decision(action, state, {})
         rows = np.arange(len(action))
         best = legal.max(axis=1)
@@ -262,7 +268,7 @@ class Policy:
             output = self._network(observation, rng)
         else:
             output = self._network(observation)
-        if hyper.distribution == "none" and not (hyper.dueling and self.extras):
+        if hyper.distribution == "none" and not (hyper.dueling and self._records):
             return output[:, :n]
         output = output.reshape(len(output), n + hyper.dueling, -1)
         if hyper.dueling:
@@ -302,10 +308,10 @@ class Trainer(off_policy.Trainer):
 
     def __init__(self, hyper: DQN, spec: Spec) -> None:
         self._hyper = hyper
-        self._online = _module(hyper, spec)
+        made = hyper.make_networks(spec)
+        self._online = made.acting["q"]
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
-        online, target = {"q": {"q": self._online}}, {"q": {"target": self._online}}
-        super().__init__(hyper, spec, online, target, _shapes(self._online))
+        super().__init__(hyper, spec, made)
         self._target = self._copies["q"]["target"]
         self._optimizer = self._optimizers["q"]
         self._support = torch.from_numpy(support(hyper)).to(spec.device)

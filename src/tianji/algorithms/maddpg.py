@@ -4,7 +4,7 @@ while learning, policies that act by what their agent sees."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from tianji import networks, off_policy
 from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
+from tianji.description import Description
 from tianji.env import Continuous, Discrete, MultiDiscrete
 from tianji.errors import Refusal
-from tianji.off_policy import OffPolicy
+from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
-from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, leaf
+from tianji.types import Array, Leaf, Leaves, Params, Rollout, leaf
 
 NEVER = -1e9
 """the logit of an action that is not legal"""
@@ -99,6 +100,19 @@ class MADDPG(OffPolicy):
             )
         self.check_replay(spec, self.n_step)
 
+    def make_networks(self, spec: Spec) -> Networks:
+        policies = _policies(self, spec)
+        both = {"policy": policies, "critic": _critics(self, spec)}
+        targets = {k: {f"target_{name}": m for name, m in of.items()} for k, of in both.items()}
+        return Networks(both, targets, policies, "noise")
+
+    def describe(self, spec: Spec) -> Description:
+        found = super().describe(spec)
+        if self.noise != "ou" or not isinstance(spec.env.action, Continuous):
+            return found
+        noise = leaf((len(spec.env.agents), _width(spec)), np.float32)
+        return replace(found, recurrent={"noise": noise})
+
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
@@ -140,11 +154,6 @@ def _critics(hyper: MADDPG, spec: Spec) -> dict[str, nn.Module]:
     return {n: networks.MLP(spec.network, seen, 1) for n in _names(hyper, spec, "critic")}
 
 
-def _shapes(policies: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the parameters in their order, then the noise's deviation."""
-    return networks.shapes(policies) | {"noise": ()}
-
-
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Noise that makes the largest logit a draw from their softmax."""
     drawn = rng.standard_exponential(shape, np.float32)
@@ -153,8 +162,6 @@ def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 class Policy:
     """Each agent by what it observes: an action and noise, or a draw of one of n."""
-
-    extras: ClassVar[Layout] = {}
 
     def __init__(self, hyper: MADDPG, spec: Spec) -> None:
         modules, seen = _policies(hyper, spec), _seen(hyper, spec)
@@ -169,7 +176,6 @@ class Policy:
         if isinstance(spec.env.action, Continuous):
             self._middle, self._half = _range(spec.env.action)
         self._deviation = 0.0
-        self.shapes = _shapes(modules)
 
     def initial(self, B: int) -> Leaves:
         if not self._wanders:
@@ -220,14 +226,13 @@ class Trainer(off_policy.Trainer):
 
     def __init__(self, hyper: MADDPG, spec: Spec) -> None:
         self._hyper = hyper
-        policies, critics = _policies(hyper, spec), _critics(hyper, spec)
+        made = hyper.make_networks(spec)
+        policies, critics = made.modules["policy"], made.modules["critic"]
         rng = generator(spec.seed, "init")
         for modules, last in ((policies, 0.01), (critics, 1.0)):
             for module in modules.values():
                 networks.initialise(module, rng, 2**0.5, last=last)
-        both = {"policy": policies, "critic": critics}
-        targets = {k: {f"target_{name}": m for name, m in of.items()} for k, of in both.items()}
-        super().__init__(hyper, spec, both, targets, _shapes(policies))
+        super().__init__(hyper, spec, made)
         self._policies, self._critics = list(policies.values()), list(critics.values())
         self._target_policies = list(self._copies["policy"].values())
         self._target_critics = list(self._copies["critic"].values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,13 +22,15 @@ from tianji.algorithm import (
     Spec,
     Whole,
 )
+from tianji.description import Description
 from tianji.env import Discrete, EnvSpec
-from tianji.episodes import Episodes
+from tianji.episodes import SELECTION, Episodes
 from tianji.errors import Refusal
-from tianji.off_policy import OffPolicy
+from tianji.off_policy import Networks, OffPolicy
 from tianji.recurrent import NumpyRecurrent, Recurrent
 from tianji.role import generator
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.store import numbers
+from tianji.types import Array, Leaves, Params, Rollout, leaf
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,24 @@ class VDN(OffPolicy):
                 f"steps would be given up before they have ended. Set capacity to {most} or more."
             )
         self.check_shares(spec)
+
+    def make_networks(self, spec: Spec) -> Networks:
+        inputs, observation = Inputs(spec.env), spec.env.observation
+        state = int(np.prod(observation.get("state", observation["obs"]).shape, dtype=np.int64))
+        agent, mixer = _agent(spec, inputs), self.mixer(inputs.agents, state)
+        targets = {"target.q": agent, "target.mixer": mixer}
+        return Networks(
+            {"q": {"q": agent, "mixer": mixer}}, {"q": targets}, {"q": agent}, "epsilon"
+        )
+
+    def describe(self, spec: Spec) -> Description:
+        A = len(spec.env.agents)
+        memory = leaf((A, spec.network.hidden[-1]), np.float32)
+        return replace(
+            super().describe(spec),
+            selection=numbers(SELECTION, self.batch_size),
+            recurrent={"memory": memory, "last": leaf((A,), np.int64)},
+        )
 
     def policy(self, spec: Spec) -> Policy:
         return Policy(spec)
@@ -238,11 +258,6 @@ class Inputs:
         return np.broadcast_to(self._legal, (*rows, *self._legal.shape))
 
 
-def _shapes(agent: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the agents' parameters in their order, then epsilon."""
-    return networks.shapes({"q": agent}) | {"epsilon": ()}
-
-
 def _agent(spec: Spec, inputs: Inputs) -> Recurrent:
     return Recurrent(inputs.width, spec.network.hidden[-1], inputs.actions)
 
@@ -250,15 +265,12 @@ def _agent(spec: Spec, inputs: Inputs) -> Recurrent:
 class Policy:
     """Each agent's best legal action, or with probability epsilon any legal one."""
 
-    extras: ClassVar[Layout] = {}
-
     def __init__(self, spec: Spec) -> None:
         self._inputs = Inputs(spec.env)
         module = _agent(spec, self._inputs)
         self._hidden = module.hidden
         self._network = NumpyRecurrent("q")
         self._epsilon = 1.0
-        self.shapes = _shapes(module)
 
     def initial(self, B: int) -> Leaves:
         A = self._inputs.agents
@@ -290,15 +302,13 @@ class Trainer(off_policy.Trainer):
     def __init__(self, hyper: VDN, spec: Spec) -> None:
         self._hyper = hyper
         self._inputs = Inputs(spec.env)
-        state = spec.env.observation.get("state", spec.env.observation["obs"])
-        agent = _agent(spec, self._inputs)
-        mixer = hyper.mixer(self._inputs.agents, int(np.prod(state.shape, dtype=np.int64)))
-        rng = generator(spec.seed, "init")
+        made = hyper.make_networks(spec)
+        self._online = nn.ModuleDict(made.modules["q"])
+        agent, rng = made.acting["q"], generator(spec.seed, "init")
+        assert isinstance(agent, Recurrent)
         agent.initialise(rng, last=1.0)
-        _initialise(mixer, rng)
-        self._online = nn.ModuleDict({"q": agent, "mixer": mixer})
-        online, target = {"q": agent, "mixer": mixer}, {"target.q": agent, "target.mixer": mixer}
-        super().__init__(hyper, spec, {"q": online}, {"q": target}, _shapes(agent))
+        _initialise(self._online["mixer"], rng)
+        super().__init__(hyper, spec, made)
         copies = self._copies["q"].items()
         self._target = nn.ModuleDict({k.removeprefix("target."): copied for k, copied in copies})
 

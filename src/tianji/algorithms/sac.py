@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from tianji import networks, off_policy
 from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
 from tianji.distributions import Squashed, bounds
-from tianji.off_policy import OffPolicy
+from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,20 @@ class SAC(OffPolicy):
         bounds(self.name, spec.env)
         self.check_replay(spec, self.n_step)
 
+    def make_networks(self, spec: Spec) -> Networks:
+        d = len(bounds(self.name, spec.env).reach)
+        policy = _module(spec, Squashed(d).width)
+        critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        start = torch.tensor(math.log(self.temperature))
+        temperature = nn.ParameterDict({"log_alpha": nn.Parameter(start)})
+        modules = {"policy": policy, "critics": critics, "temperature": temperature}
+        return Networks(
+            {name: {name: module} for name, module in modules.items()},
+            {"critics": {"target": critics}},
+            {"policy": policy},
+            "random",
+        )
+
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
@@ -66,15 +80,8 @@ def _module(spec: Spec, outputs: int) -> nn.Module:
     return module
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the parameters in their order, then whether to act at random."""
-    return networks.shapes({"policy": module}) | {"random": ()}
-
-
 class Policy:
     """Draw from a squashed normal; before the first update, anywhere within the bounds."""
-
-    extras: ClassVar[Layout] = {}
 
     def __init__(self, hyper: SAC, spec: Spec) -> None:
         self._bounds = bounds(hyper.name, spec.env)
@@ -83,7 +90,6 @@ class Policy:
         observation = spec.env.observation["obs"]
         self._network = networks.inference(spec.network, observation, module, "policy")
         self._random = True
-        self.shapes = _shapes(module)
 
     def initial(self, B: int) -> Leaves:
         return {}
@@ -112,19 +118,16 @@ class Trainer(off_policy.Trainer):
         d = len(self._bounds.reach)
         self._over = Squashed(d)
         self._entropy = -float(d) if hyper.target_entropy is None else hyper.target_entropy
-        self._policy = _module(spec, self._over.width)
-        self._critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        made = hyper.make_networks(spec)
+        self._policy, critics = made.acting["policy"], made.modules["critics"]["critics"]
+        assert isinstance(critics, networks.Critics)
+        self._critics = critics
         rng = generator(spec.seed, "init")
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
-        start = torch.tensor(math.log(hyper.temperature))
-        temperature = nn.ParameterDict({"log_alpha": nn.Parameter(start)})
-        modules = {"policy": self._policy, "critics": self._critics, "temperature": temperature}
-        each = {name: {name: module} for name, module in modules.items()}
-        targets = {"critics": {"target": self._critics}}
-        super().__init__(hyper, spec, each, targets, _shapes(self._policy), together=True)
+        super().__init__(hyper, spec, made, together=True)
         self._target = self._copies["critics"]["target"]
-        self._log_alpha = temperature["log_alpha"]
+        (self._log_alpha,) = made.modules["temperature"]["temperature"].parameters()
 
     def _learn(self, part: Rollout) -> Metrics:
         rate = self._hyper.learning_rate

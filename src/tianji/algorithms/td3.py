@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from tianji import networks, off_policy
 from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Positive, Spec
 from tianji.distributions import bounds
-from tianji.off_policy import OffPolicy
+from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
-from tianji.types import Layout, Leaves, Params, Rollout
+from tianji.types import Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,18 @@ class TD3(OffPolicy):
         bounds(self.name, spec.env)
         self.check_replay(spec, self.n_step)
 
+    def make_networks(self, spec: Spec) -> Networks:
+        d = len(bounds(self.name, spec.env).reach)
+        policy = _module(spec, d)
+        critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        modules = {"policy": policy, "critics": critics}
+        return Networks(
+            {name: {name: module} for name, module in modules.items()},
+            {name: {f"target_{name}": module} for name, module in modules.items()},
+            {"policy": policy},
+            "random",
+        )
+
     def policy(self, spec: Spec) -> Policy:
         return Policy(self, spec)
 
@@ -67,15 +79,8 @@ def _module(spec: Spec, outputs: int) -> nn.Module:
     return module
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the parameters in their order, then whether to act at random."""
-    return networks.shapes({"policy": module}) | {"random": ()}
-
-
 class Policy:
     """The network's action and some noise; before the first update, anywhere within the bounds."""
-
-    extras: ClassVar[Layout] = {}
 
     def __init__(self, hyper: TD3, spec: Spec) -> None:
         self._bounds = bounds(hyper.name, spec.env)
@@ -84,7 +89,6 @@ class Policy:
         observation = spec.env.observation["obs"]
         self._network = networks.inference(spec.network, observation, module, "policy")
         self._random = True
-        self.shapes = _shapes(module)
 
     def initial(self, B: int) -> Leaves:
         return {}
@@ -110,16 +114,14 @@ class Trainer(off_policy.Trainer):
     def __init__(self, hyper: TD3, spec: Spec) -> None:
         self._hyper = hyper
         self._bounds = bounds(hyper.name, spec.env)
-        d = len(self._bounds.reach)
-        self._policy = _module(spec, d)
-        self._critics = networks.Critics(spec.network, spec.env.observation["obs"], d)
+        made = hyper.make_networks(spec)
+        self._policy, critics = made.acting["policy"], made.modules["critics"]["critics"]
+        assert isinstance(critics, networks.Critics)
+        self._critics = critics
         rng = generator(spec.seed, "init")
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
-        modules = {"policy": self._policy, "critics": self._critics}
-        each = {name: {name: module} for name, module in modules.items()}
-        targets = {name: {f"target_{name}": module} for name, module in modules.items()}
-        super().__init__(hyper, spec, each, targets, _shapes(self._policy), together=True)
+        super().__init__(hyper, spec, made, together=True)
         self._target_policy = self._copies["policy"]["target_policy"]
         self._target_critics = self._copies["critics"]["target_critics"]
         self._policy_loss = torch.zeros(())
