@@ -10,7 +10,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Mapping, Set
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -25,9 +25,106 @@ LARGEST = 10**300
 """that is a float"""
 
 
+class Codec:
+    """Reads what `tree` wrote: dataclasses of which each field is there and nothing else is, and
+    what those are made of; states are taken as they are. What is otherwise in other files, and how
+    it is said there that something is wrong, is in classes of their own."""
+
+    null: ClassVar[bool] = True
+    """is there a word for None?"""
+    item: ClassVar[str] = "{}.{}"
+    """how the key of one in a list is written"""
+
+    def read(self, kind: Any, value: Any, key: str = "", within: tuple[Any, ...] = ()) -> Any:
+        """The value as the annotation wants it, numbers within these bounds; else `wrong`."""
+        origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+        if origin is typing.Annotated:
+            return self.read(parts[0], value, key, parts[1:])
+        if origin in (typing.Union, types.UnionType):
+            none = value is None and self.null
+            return None if none else self.read(self._meant(kind, value, key), value, key)
+        if dataclasses.is_dataclass(kind):
+            return self._fields(kind, value, key)
+        if origin in (Mapping, dict):
+            return self._entries(kind, value, key)
+        if origin is tuple:
+            return self._items(kind, value, key)
+        if kind in (int, float):
+            return self._number(kind, value, key, within)
+        if origin is np.dtype:
+            return dtype_of(value)
+        if kind is Any:
+            return value
+        if not (value in parts if origin is typing.Literal else isinstance(value, origin)):
+            raise self.wrong(kind, value, key)
+        return value
+
+    def wrong(self, kind: Any, value: Any, key: str) -> Exception:
+        origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+        words = {
+            bool: "not true or false",
+            str: "not a text",
+            np.ndarray: "no array",
+            tuple: "no list" + f" of {len(parts)}" * (Ellipsis not in parts),
+            typing.Literal: f"not {' or '.join(map(str, parts))}",
+            types.UnionType: f"none of {', '.join(getattr(k, '__name__', str(k)) for k in parts)}",
+        }
+        return ValueError(f"{key or 'it'} is {short(value)}, {words.get(origin, 'no table')}")
+
+    def _meant(self, kind: Any, value: Any, key: str) -> Any:
+        """The one of several types that a value is of: of dataclasses, the one with its fields."""
+        options = [option for option in typing.get_args(kind) if option is not types.NoneType]
+        for option in options:
+            if dataclasses.is_dataclass(option):
+                fits = isinstance(value, Mapping) and set(value) == set(_hints(option))  # type: ignore[arg-type]
+            else:
+                fits = len(options) == 1 or isinstance(value, typing.get_origin(option) or option)
+            if fits:
+                return option
+        raise self.wrong(kind, value, key)
+
+    def _fields(self, kind: Any, value: Any, key: str) -> Any:
+        found, hints = table(value, key), _hints(kind)
+        keys = {name: f"{key}.{name}" if key else name for name in (*hints, *found)}
+        for name in hints:
+            expect(name in found, f'it has no "{keys[name]}"')
+        for name in found:
+            expect(name in hints, f'"{short(keys[name])[1:-1]}" is unknown here')
+        return kind(**{name: self.read(hints[name], found[name], keys[name]) for name in hints})
+
+    def _entries(self, kind: Any, value: Any, key: str, within: tuple[Any, ...] = ()) -> Any:
+        if not isinstance(value, Mapping):
+            raise self.wrong(kind, value, key)
+        named, inner = typing.get_args(kind)
+        return {
+            name if named is str else _count(name, key): self.read(
+                inner, part, f"{key}.{name}", within
+            )
+            for name, part in value.items()
+        }
+
+    def _items(self, kind: Any, value: Any, key: str) -> Any:
+        parts = typing.get_args(kind)
+        if isinstance(value, list | tuple) and parts[-1] is Ellipsis:
+            parts = (parts[0],) * len(value)
+        if not isinstance(value, list | tuple) or len(value) != len(parts):
+            raise self.wrong(kind, value, key)
+        every = enumerate(zip(parts, value, strict=True))
+        return tuple(self.read(part, v, self.item.format(key, i)) for i, (part, v) in every)
+
+    def _number(self, kind: Any, value: Any, key: str, within: tuple[Any, ...]) -> Any:
+        right = type(value) is int or (kind is float and type(value) is float)
+        too_large = type(value) is int and kind is float and abs(value) > LARGEST
+        ranges = "".join(f" from {low:g} to {high:g}" for low, high in within)
+        expect(right and not too_large and all(low <= value <= high for low, high in within),
+               f"{key} is {short(value)}, no {'whole ' * (kind is int)}number{ranges}")  # fmt: skip
+        return kind(value)
+
+
 @dataclasses.dataclass(frozen=True)
-class Reader:
-    """Fields are known by their keys, such as `rates.act`."""
+class Reader(Codec):
+    """Reads what was measured, each number in its range. Fields are known by their keys, such as
+    `rates.act`."""
 
     ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
     """of the numbers of a key, and of all in a table"""
@@ -38,97 +135,21 @@ class Reader:
     may_be_empty: Set[str] = frozenset()
     """tables that may"""
 
-    def read(self, kind: Any, value: Any, key: str = "") -> Any:
-        """ValueError where it is something else than the annotation wants: a dataclass of which
-        each field is there and nothing else is, or what those are made of."""
-        return self._read(kind, value, key, None)
+    def read(self, kind: Any, value: Any, key: str = "", within: tuple[Any, ...] = ()) -> Any:
+        expect(kind is not Any or type(value) in (str, int, types.NoneType),
+               f"{key} is {short(value)}, not a text, a whole number or null")  # fmt: skip
+        return super().read(kind, value, key, within)
 
-    def _read(self, kind: Any, value: Any, key: str, within: Range | None) -> Any:
-        origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
-        if origin is types.UnionType:  # with None
-            return None if value is None else self._read(parts[0], value, key, within)
-        if dataclasses.is_dataclass(kind):
-            return self._fields(kind, table(value, key), key)
-        if origin in (Mapping, dict):
-            return self._entries(parts, table(value, key), key)
-        if origin is tuple:
-            expect(type(value) is list, f"{key} is {short(value)}, no list")
-            return tuple(self._read(parts[0], item, f"{key}.{i}", within)
-                         for i, item in enumerate(value))  # fmt: skip
-        if origin is typing.Literal:
-            expect(value in parts, f"{key} is {short(value)}, not {' or '.join(parts)}")
-            return value
-        if kind in (int, float):
-            return self._number(kind, value, key, within)
-        known = {bool: "true or false", str: "a text", Any: "a text, a whole number or null"}
-        allowed = (str, int, types.NoneType) if kind is Any else (kind,)
-        expect(type(value) in allowed, f"{key} is {short(value)}, not {known[kind]}")
-        return value
+    def _entries(self, kind: Any, value: Any, key: str, within: tuple[Any, ...] = ()) -> Any:
+        expect(value != {} or key in self.may_be_empty, f"{key} is empty")
+        return super()._entries(kind, value, key, (self.ranges.get(key, self.entry),))
 
-    def _fields(self, kind: Any, found: Mapping[str, Any], key: str) -> Any:
-        hints = _hints(kind)
-        keys = {name: f"{key}.{name}" if key else name for name in (*hints, *found)}
-        for name in hints:
-            expect(name in found, f'it has no "{keys[name]}"')
-        for name in found:
-            expect(name in hints, f'"{short(keys[name])[1:-1]}" is unknown here')
-        return kind(
-            **{name: self._read(hints[name], found[name], keys[name], None) for name in hints}
-        )
-
-    def _entries(self, parts: tuple[Any, ...], found: Mapping[str, Any], key: str) -> Any:
-        expect(bool(found) or key in self.may_be_empty, f"{key} is empty")
-        within = self.ranges.get(key, self.entry)
-        return {
-            name if parts[0] is str else _count(name, key): self._read(
-                parts[1], item, f"{key}.{name}", within
-            )
-            for name, item in found.items()
-        }
-
-    def _number(self, kind: Any, value: Any, key: str, within: Range | None) -> Any:
-        low, high = within or self.ranges.get(key, COUNT if kind is int else self.number)
-        if value == "inf" and math.isinf(high):  # JSON has no infinity
+    def _number(self, kind: Any, value: Any, key: str, within: tuple[Any, ...]) -> Any:
+        own = self.ranges.get(key, COUNT if kind is int else self.number)
+        within = within or (own,)
+        if value == "inf" and math.isinf(within[0][1]):  # JSON has no infinity
             value = math.inf
-        right = type(value) is int or (kind is float and type(value) is float)
-        too_large = type(value) is int and abs(value) > LARGEST
-        expect(right and not too_large and low <= value <= high,
-               f"{key} is {short(value)}, no {'whole ' * (kind is int)}number from {low:g} to "
-               f"{high:g}")  # fmt: skip
-        return kind(value)
-
-
-class Codec(Reader):
-    """Reads what `tree` wrote. It also knows arrays, dtypes, empty tables, any number, tuples of
-    different things, dataclasses one of which is meant, and states, which it takes as they are."""
-
-    def _read(self, kind: Any, value: Any, key: str, within: Range | None) -> Any:
-        origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
-        if origin is types.UnionType and value is not None:
-            return self._read(_meant(parts, value, key), value, key, within)
-        if kind is Any:
-            return value
-        if origin is np.ndarray:
-            expect(isinstance(value, np.ndarray), f"{key} is {short(value)}, no array")
-            return value
-        if origin is np.dtype:
-            return dtype_of(value)
-        if origin is tuple and parts[1] is not Ellipsis:
-            fits = type(value) is list and len(value) == len(parts)
-            expect(fits, f"{key} is {short(value)}, no list of {len(parts)}")
-            every = zip(parts, value, strict=True)
-            return tuple(
-                self._read(part, v, f"{key}.{i}", None) for i, (part, v) in enumerate(every)
-            )
-        return super()._read(kind, value, key, within)
-
-    def _entries(self, parts: tuple[Any, ...], found: Mapping[str, Any], key: str) -> Any:
-        return {name: self._read(parts[1], v, f"{key}.{name}", None) for name, v in found.items()}
-
-    def _number(self, kind: Any, value: Any, key: str, within: Range | None) -> Any:
-        right = type(value) is int or (kind is float and type(value) is float)
-        expect(right, f"{key} is {short(value)}, no {'whole ' * (kind is int)}number")
-        return kind(value)
+        return super()._number(kind, value, key, within)
 
 
 def read(kind: type[T], value: Any) -> T:
@@ -152,19 +173,8 @@ def tree(value: Any) -> Any:
 @functools.cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     """What is read of a dataclass: fields that are not compared belong to one process."""
-    own = {f.name for f in dataclasses.fields(kind) if f.compare}
-    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in own}
-
-
-def _meant(options: tuple[Any, ...], value: Any, key: str) -> Any:
-    """The one of several types that a value is of: of dataclasses, the one with its fields."""
-    for kind in options:
-        if dataclasses.is_dataclass(kind):
-            if isinstance(value, Mapping) and set(value) == set(_hints(kind)):  # type: ignore[arg-type]
-                return kind
-        elif kind is not types.NoneType:
-            return kind
-    raise ValueError(f"{key} is {short(value)}, none of {', '.join(k.__name__ for k in options)}")
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.compare}
 
 
 def _count(name: str, key: str) -> int:

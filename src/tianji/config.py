@@ -27,6 +27,7 @@ from tianji.algorithm import (
     Whole,
     algorithm_class,
 )
+from tianji.annotated import Codec
 from tianji.env import Env, Wrapper, import_modules, make_env
 from tianji.errors import Refusal, nearest
 from tianji.machine import cores
@@ -433,7 +434,7 @@ def _resolve(
     for section in SECTIONS:
         if not isinstance(tree.get(section, {}), Mapping):
             raise Refusal(f"{section} = {tree[section]!r} must be a table: write [{section}].")
-    env = _convert_section("env", EnvConfig, tree.get("env", {}))
+    env = _TOML.read(EnvConfig, tree.get("env", {}), "env")
     import_modules(env.imports)
     algorithm = dict(tree.get("algorithm", {}))
     if not isinstance(which := algorithm.pop("name", None), str):
@@ -443,11 +444,11 @@ def _resolve(
         )
     trees = {**tree, "algorithm": algorithm}
     parts = {
-        section: _convert_section(section, kind or algorithm_class(which), trees.get(section, {}))
+        section: _TOML.read(kind or algorithm_class(which), trees.get(section, {}), section)
         for section, kind in SECTIONS.items()
         if section != "env"
     }
-    seed = _convert("seed", Whole, tree.get("seed", 0))
+    seed = _TOML.read(Whole, tree.get("seed", 0), "seed")
     config = Config(env=env, seed=seed, name=name, origin=dict(origins), **parts)
     _check(config, available)
     return config
@@ -553,21 +554,60 @@ def _check_wrappers(config: Config) -> None:
             )
 
 
-def _convert_section(section: str, kind: type[Any], tree: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {_public(f.name): f for f in dataclasses.fields(kind)}
-    for key, value in tree.items():
-        if key not in fields:
-            of = f"algorithm {kind.name}" if section == "algorithm" else "a config"
-            raise _unknown(f"{section}.{key}", value, [f"{section}.{k}" for k in fields], of)
-    values = {}
-    for key, f in fields.items():
-        if key in tree:
-            values[f.name] = _convert(f"{section}.{key}", hints[f.name], tree[key])
-        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            meaning = _meanings(kind)[f.name]
-            raise Refusal(f"{section}.{key} is not set ({meaning}), and it has no default. Set it.")
-    return kind(**values)
+class _Toml(Codec):
+    """Reads a config: keys may be left out, and what is wrong is refused with what is right."""
+
+    null = False
+    item = "{}[{}]"
+
+    def wrong(self, kind: Any, value: Any, key: str) -> Refusal:
+        origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+        if origin is Literal:
+            near = nearest(value, parts) if isinstance(value, str) else ""
+            return Refusal(
+                f"{key} = {value!r} is not known.{near} It is one of {', '.join(parts)}."
+            )
+        numbers = origin is tuple and typing.get_origin(parts[0]) is Annotated
+        wanted = {
+            int: "a whole number",
+            float: "a number",
+            str: "a text in quotes",
+            dict: "a table, such as { continuous = true }",
+            tuple: "a list, such as " + ("[64, 64]" if numbers else '["a", "b"]'),
+            types.UnionType: "a text in quotes, or a table with a name",
+        }
+        return _wrong(key, value, wanted.get(origin, "true or false"))
+
+    def _fields(self, kind: Any, value: Any, key: str) -> Any:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        fields = {_public(f.name): f for f in dataclasses.fields(kind)}
+        for name, part in value.items():
+            if name not in fields:
+                of = f"algorithm {kind.name}" if key == "algorithm" else "a config"
+                raise _unknown(f"{key}.{name}", part, [f"{key}.{k}" for k in fields], of)
+        values = {}
+        for name, f in fields.items():
+            if name in value:
+                values[f.name] = self.read(hints[f.name], value[name], f"{key}.{name}")
+            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                told = f"{key}.{name} is not set ({_meanings(kind)[f.name]}), and it has no default"
+                raise Refusal(f"{told}. Set it.")
+        return kind(**values)
+
+    def _number(self, kind: Any, value: Any, key: str, within: tuple[Any, ...]) -> Any:
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not (whole or (kind is float and isinstance(value, float))):
+            raise self.wrong(kind, value, key)
+        found = value if isinstance(value, kind) else kind(value)
+        if found != found:
+            raise Refusal(f"{key} = nan is not a number, so nothing could be compared with it.")
+        for bound in within:
+            if isinstance(bound, Bound) and not bound.holds(found):
+                raise Refusal(f"{key} = {found!r} is out of range. It must be {bound}.")
+        return found
+
+
+_TOML = _Toml()
 
 
 def _unknown(key: str, value: object, valid: Sequence[str], of: str = "a config") -> Refusal:
@@ -575,57 +615,6 @@ def _unknown(key: str, value: object, valid: Sequence[str], of: str = "a config"
         f"{key} = {value!r} is no key of {of}, so it would do nothing."
         f"{nearest(key, valid)} Valid here: {', '.join(k.split('.')[-1] for k in valid)}."
     )
-
-
-def _convert(key: str, kind: Any, value: Any) -> Any:
-    """The value as the annotation wants it, or a refusal that says what it wants."""
-    origin = typing.get_origin(kind)
-    if origin is Annotated:
-        kind, *bounds = typing.get_args(kind)
-        value = _convert(key, kind, value)
-        for bound in bounds:
-            if isinstance(bound, Bound) and not bound.holds(value):
-                raise Refusal(f"{key} = {value!r} is out of range. It must be {bound}.")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
-        if len(kinds) == 1:
-            return _convert(key, kinds[0], value)
-        for kind in kinds:
-            if isinstance(value, typing.get_origin(kind) or kind):
-                return _convert(key, kind, value)
-        raise _wrong(key, value, "a text in quotes, or a table with a name")
-    if origin is Literal:
-        words = typing.get_args(kind)
-        if value not in words:
-            near = nearest(value, words) if isinstance(value, str) else ""
-            raise Refusal(f"{key} = {value!r} is not known.{near} It is one of {', '.join(words)}.")
-        return value
-    if origin is tuple:
-        inner = typing.get_args(kind)[0]
-        if not isinstance(value, list | tuple):
-            raise _wrong(
-                key,
-                value,
-                "a list, such as [64, 64]"
-                if typing.get_origin(inner) is Annotated
-                else 'a list, such as ["a", "b"]',
-            )
-        return tuple(_convert(f"{key}[{i}]", inner, item) for i, item in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise _wrong(key, value, "a table, such as { continuous = true }")
-        return dict(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if kind is float and value != value:
-        raise Refusal(f"{key} = {value!r} is not a number, so nothing could be compared with it.")
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words_for = {int: "a whole number", float: "a number", str: "a text in quotes"}
-        raise _wrong(key, value, words_for.get(kind, "true or false"))
-    return value
 
 
 def _wrong(key: str, value: object, wanted: str) -> Refusal:
