@@ -31,7 +31,7 @@ from tianji.annotated import Codec
 from tianji.env import Env, Wrapper, import_modules, make_env
 from tianji.errors import Refusal, nearest
 from tianji.machine import cores
-from tianji.relax import PRESETS
+from tianji.relax import PRESETS, Relaxation
 from tianji.trigger import TRIGGERS
 
 
@@ -111,41 +111,30 @@ class ScaleConfig:
     """engine local: tie the learner to its cores and the other roles to the rest"""
 
 
+def _unset(kind: type[Any], but: tuple[str, ...], **bounded: Any) -> Any:
+    """The fields of another dataclass, none of which has a value, some of them within bounds. What
+    they mean stays there."""
+    hints = typing.get_type_hints(kind) | bounded
+    fields = [(name, hint | None, None) for name, hint in hints.items() if name not in but]
+    return dataclasses.make_dataclass("Unset", fields, frozen=True, namespace={"like": kind})
+
+
+_RELAX: Any = _unset(
+    Relaxation,
+    but=("paced", "window"),
+    lead=Annotated[float, Bound(0, infinite=True)],
+    publish=Count,
+    max_staleness=Whole,
+    credit=Whole,
+    max_batch=Count,
+    max_wait=NotNegative,
+)
+
+
 @dataclass(frozen=True)
-class RelaxConfig:
+class RelaxConfig(_RELAX):  # type: ignore[misc]
     """Fields of the relaxation, where they are not to be the preset's."""
 
-    lead: Annotated[float, Bound(0, infinite=True)] | None = None
-    """updates that production may run ahead of the learner; inf: any number"""
-    late: Literal["wait", "pass"] | None = None
-    """wait: update k consumes exactly the rollouts granted for it; pass: the first that arrive"""
-    take: Literal["barrier", "boundary"] | None = None
-    """barrier: actors wait for the version that a grant asks for; boundary: never"""
-    start: Literal["batch", "stream"] | None = None
-    """batch: an update begins when all its rollouts are there; stream: it takes them one by one"""
-    publish: Count | None = None
-    """updates between two snapshots for the actors"""
-    max_staleness: Whole | None = None
-    """versions behind, at most, of what an update consumes: a guarantee; not for replay"""
-    credit: Whole | None = None
-    """updates that learning may run ahead of its data; replay only"""
-    infer: Literal["actor", "server"] | None = None
-    """actor: each chooses its own actions; server: one role does for all, in dynamic batches"""
-    max_batch: Count | None = None
-    """infer = server: rows inferred at once, at most; none: those of all actors"""
-    max_wait: NotNegative | None = None
-    """infer = server: seconds that the first ask of a batch waits for others, at most"""
-    correct: Literal["none", "clip", "vtrace", "impact", "tis"] | None = None
-    """against staleness: none beyond the algorithm's own, PPO's clipped ratio, V-trace, IMPACT's
-    target network, or truncated importance weights"""
-    gradient: Literal["none", "gac", "age"] | None = None
-    """against staleness: gac damps what repeats the last gradient, age the steps of old batches"""
-    explore: Literal["alike", "ladder"] | None = None
-    """alike: one schedule for all actors; ladder: each its own constant share of random actions"""
-    hosts: Literal["apart", "worker"] | None = None
-    """apart: each role in its own process; worker: actor, buffer and learner of a group in one"""
-    join: Literal["none", "average", "gossip", "hogwild"] | None = None
-    """how the learners of several groups become one"""
     publish_when: str | None = None
     """a registered trigger: publish when it is due, instead of every so many updates"""
     send_when: str | None = None
@@ -282,6 +271,10 @@ class Config:
     def scaled(self, **changes: Any) -> Config:
         """The config with some of its section "scale" changed."""
         return dataclasses.replace(self, scale=dataclasses.replace(self.scale, **changes))
+
+    def relaxed(self, **changes: Any) -> Config:
+        """The config with some of its section "relax" changed."""
+        return dataclasses.replace(self, relax=dataclasses.replace(self.relax, **changes))
 
     def triggers(self) -> dict[str, str]:
         """Which registered triggers are named, and by which key."""
@@ -665,7 +658,8 @@ def _meanings(kind: type[Any]) -> dict[str, str]:
     for base in reversed(kind.__mro__[1:]):
         if dataclasses.is_dataclass(base):
             meanings |= _meanings(base)
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    source = inspect.getsource(vars(kind).get("like", kind))
+    body = ast.parse(textwrap.dedent(source)).body[0]
     assert isinstance(body, ast.ClassDef)
     for node, following in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

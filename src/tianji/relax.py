@@ -9,55 +9,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """A value of it is an architecture's timing; the roles are the same for all."""
+    """A value of it is an architecture's timing; the roles are the same for all. A config's [relax]
+    has these fields, but for `paced` and `window`."""
 
     lead: float = 0
-    """updates that production may run ahead: a rollout for update k begins at version k - lead;
-    inf: without a bound"""
-    late: str = "wait"
-    """"wait": update k consumes exactly the rollouts granted for it; "pass": first arrivals serve,
-    later ones move on to the next update"""
-    take: str = "barrier"
-    """"barrier": an actor waits for the version that its grant asks for; "boundary": it begins with
-    the newest that it has received"""
-    start: str = "batch"
-    """"batch": an update begins when all of its rollouts are there; "stream": it takes each as it
-    arrives"""
+    """updates that production may run ahead of the learner; inf: any number"""
+    # A rollout for update k begins at version k - lead.
+    late: Literal["wait", "pass"] = "wait"
+    """wait: update k consumes exactly the rollouts granted for it; pass: the first that arrive"""
+    # With "pass", later ones move on to the next update.
+    take: Literal["barrier", "boundary"] = "barrier"
+    """barrier: actors wait for the version that a grant asks for; boundary: never"""
+    # With "boundary", a rollout begins with the newest version that the actor has received.
+    start: Literal["batch", "stream"] = "batch"
+    """batch: an update begins when all its rollouts are there; stream: it takes them one by one"""
     paced: bool = True
     """False: updates do not wait for new steps, so the replay ratio is left to chance"""
-    credit: int = 0
-    """updates that learning may run ahead of its data, once the warm-up is there"""
     window: int = 1
     """batches of which each update draws one, 1 / window of it new"""
     publish: int = 1
-    """updates between snapshots"""
+    """updates between two snapshots for the actors"""
     max_staleness: int | None = None
-    """versions behind, at most, of what an update consumes; older ones are filtered, counted"""
-    infer: str = "actor"
-    """"actor": each chooses its own actions; "server": one role chooses those of all, with the
-    newest version"""
+    """versions behind, at most, of what an update consumes: a guarantee; not for replay"""
+    # Older ones are filtered, and counted.
+    credit: int = 0
+    """updates that learning may run ahead of its data; replay only"""
+    # It counts from the warm-up on.
+    infer: Literal["actor", "server"] = "actor"
+    """actor: each chooses its own actions; server: one role does for all, in dynamic batches"""
+    # The server acts with the newest version.
     max_batch: int | None = None
-    """rows that the server infers at once, at most; None: those of all actors"""
+    """infer = server: rows inferred at once, at most; none: those of all actors"""
     max_wait: float = 0.002
-    """seconds that the first ask of a batch waits for others, at most"""
-    correct: str = "none"
-    """what the algorithm does against staleness: "none" beyond its own, "clip", "vtrace", "impact"
-    or "tis" """
-    gradient: str = "none"
-    """what becomes of gradients against staleness: "none", "gac" or "age" """
-    explore: str = "alike"
-    """"alike": one schedule for all actors; "ladder": each has its own constant share of random
-    actions"""
-    hosts: str = "apart"
-    """"apart": each role in a host of its own; "worker": actor, buffer and learner of a group in
-    one"""
-    join: str = "none"
-    """how the learners of groups become one: "none", "average", "gossip" or "hogwild" """
+    """infer = server: seconds that the first ask of a batch waits for others, at most"""
+    correct: Literal["none", "clip", "vtrace", "impact", "tis"] = "none"
+    """against staleness: none beyond the algorithm's own, PPO's clipped ratio, V-trace, IMPACT's
+    target network, or truncated importance weights"""
+    gradient: Literal["none", "gac", "age"] = "none"
+    """against staleness: gac damps what repeats the last gradient, age the steps of old batches"""
+    explore: Literal["alike", "ladder"] = "alike"
+    """alike: one schedule for all actors; ladder: each its own constant share of random actions"""
+    hosts: Literal["apart", "worker"] = "apart"
+    """apart: each role in its own process; worker: actor, buffer and learner of a group in one"""
+    join: Literal["none", "average", "gossip", "hogwild"] = "none"
+    """how the learners of several groups become one"""
 
     @property
     def edges(self) -> dict[str, str]:
@@ -146,7 +146,7 @@ def seed(sizes: Sizes) -> Relaxation:
     return replace(free(sizes), infer="server", correct=_vtrace(sizes))
 
 
-def _vtrace(sizes: Sizes) -> str:
+def _vtrace(sizes: Sizes) -> Literal["none", "vtrace"]:
     """Where parameters change under what acts: corrected, if each rollout is consumed once."""
     return "vtrace" if sizes.on_policy else "none"
 

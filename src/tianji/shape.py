@@ -44,18 +44,16 @@ def template(config: Config) -> Config:
     )  # fmt: skip
     # One group joins nobody, one actor has no ladder of shares to explore by, and with all envs it
     # may have more than a server's batch.
-    relax = dataclasses.replace(config.relax, join="none", max_batch=None, explore="alike")
     alone = dataclasses.replace(
-        config, scale=one, relax=relax, eval=EvalConfig(), join=JoinConfig(), auto=False
-    )
+        config, scale=one, eval=EvalConfig(), join=JoinConfig(), auto=False
+    ).relaxed(join="none", max_batch=None, explore="alike")
     if not works(config):
         return alone
     # One worker is a serial run: its actor, its buffer and its learner take turns.
-    turns = dataclasses.replace(relax, hosts=None)
-    correct: Any = _preset(config).correct
-    if turns.correct is None and correct != "none":
-        turns = dataclasses.replace(turns, correct=correct)
-    return dataclasses.replace(alone, scale=dataclasses.replace(one, relax="sync"), relax=turns)
+    correct = _preset(config).correct
+    if config.relax.correct is None and correct != "none":
+        alone = alone.relaxed(correct=correct)
+    return alone.scaled(relax="sync").relaxed(hosts=None)
 
 
 def works(config: Config) -> bool:
@@ -101,8 +99,7 @@ def spread(config: Config, choice: Choice) -> Config:
     )
     alone = config.scale.groups > choice.groups == 1 and not works(config)
     if alone:  # it has nobody to join
-        relax = dataclasses.replace(config.relax, join=None)
-        config = dataclasses.replace(config, relax=relax, join=JoinConfig())
+        config = dataclasses.replace(config.relaxed(join=None), join=JoinConfig())
     return dataclasses.replace(config, scale=scale, auto=False)
 
 
