@@ -756,7 +756,8 @@ def table(name: str) -> str:
             "| key | what it may be | default | meaning |\n|---|---|---|---|\n"
             f"| `seed` | whole number, at least 0 | `{default}` | {values['seed'][1]} |\n"
         )
-    return keys(section, SECTIONS[section] or algorithm_class(which), values)
+    kind = algorithm_class(which) if section == "algorithm" else SECTIONS[section]
+    return keys(section, kind, values)
 
 
 def expected_names() -> set[str]:

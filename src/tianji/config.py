@@ -31,7 +31,7 @@ from tianji.annotated import Codec
 from tianji.env import Env, Wrapper, import_modules, make_env
 from tianji.errors import Refusal, nearest
 from tianji.machine import cores
-from tianji.relax import PRESETS, Relaxation
+from tianji.relax import Preset, Relaxation
 from tianji.trigger import TRIGGERS
 
 
@@ -81,10 +81,7 @@ class ScaleConfig:
 
     engine: Literal["serial", "local"] = "serial"
     """what runs the roles; serial: all in this process; local: each in a process of its own"""
-    relax: Literal[
-        "sync", "periodic", "one_step", "bounded", "free", "tianji",
-        "gorila", "seed", "a3c", "gala", "apex", "impala", "reverb",
-    ] = "tianji"  # fmt: skip
+    relax: Preset = "tianji"
     """how far acting and learning may run apart: a preset, see `tianji list`"""
     actors: Annotated[int, Bound(1, 1000)] = 1
     """actors, each with envs of its own; "auto": as many as `tianji plan` finds best, which then
@@ -229,7 +226,7 @@ class FaultsConfig:
     """seconds in which a run that is told to end must be saved"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A run, resolved: every key has a value."""
 
@@ -239,11 +236,11 @@ class Config:
     scale: ScaleConfig
     relax: RelaxConfig
     reuse: ReuseConfig
+    join: JoinConfig = JoinConfig()
     stop: StopConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
     faults: FaultsConfig = FaultsConfig()
-    join: JoinConfig = JoinConfig()
     seed: Whole = 0
     """of everything random in the run"""
     name: str = "run"
@@ -304,19 +301,12 @@ class Config:
         return rows
 
 
-SECTIONS: dict[str, type[Any] | None] = {
-    "env": EnvConfig,
-    "algorithm": None,
-    "network": Network,
-    "scale": ScaleConfig,
-    "relax": RelaxConfig,
-    "reuse": ReuseConfig,
-    "join": JoinConfig,
-    "stop": StopConfig,
-    "eval": EvalConfig,
-    "checkpoint": CheckpointConfig,
-    "faults": FaultsConfig,
+SECTIONS: dict[str, Any] = {
+    name: kind
+    for name, kind in typing.get_type_hints(Config).items()
+    if dataclasses.is_dataclass(kind) or kind is Algorithm
 }
+"""whose keys are its fields; those of [algorithm] are those of the one that is named"""
 IDENTITY = ("env", "algorithm", "network", "scale", "relax", "reuse", "join")
 WHERE = ("engine", "pin", "env_threads", "rebalance")
 """keys of [scale] that say where roles run, not what is learnt"""
@@ -330,61 +320,54 @@ def load_config(
 ) -> Config:
     """A config from a file, the name of a shipped one, or a mapping; overrides are "key=value".
     `available` are the cores that the run may use, by default those of this process."""
-    overrides = [overrides] if isinstance(overrides, str) else overrides
-    if isinstance(source, Mapping):
-        tree, origin, name = dict(source), "given", name or "run"
-    else:
-        path = find_config(source)
-        origin, name = path.name, name or path.stem
-        try:
-            tree = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise Refusal(f"{path} is not TOML, so nothing of it can be used: {error}") from error
+    tree, origin, own_name = _given(source)
     origins = dict.fromkeys(_leaf_keys(tree), origin)
-    actors = _actors_of(tree)
-    for override in overrides:
-        key = _override(tree, override)
+    actors = _scale_of(tree).get("actors", 1)
+    for key in _override(tree, overrides):
         origins[".".join(key.split(".")[:2])] = "command line"
     auto = _take_auto(tree)
-    if auto and actors > 1 and origins.get("scale.envs_per_actor") != "command line":
+    shares = auto and type(actors) is int and actors > 1
+    if shares and origins.get("scale.envs_per_actor") != "command line":
         envs = tree["scale"].get("envs_per_actor", ScaleConfig.envs_per_actor)
         if type(envs) is int:  # those of all actors are shared out
             tree["scale"]["envs_per_actor"] = actors * envs
             origins["scale.envs_per_actor"] = f"{origin}, of {actors} actors"
-    config = _resolve(tree, origins, name, cores() if available is None else available)
+    config = _resolve(tree, origins, name or own_name, cores() if available is None else available)
     return dataclasses.replace(config, auto=auto)
 
 
-def _actors_of(tree: Mapping[str, Any]) -> int:
-    """The number of actors that is set, if there is one."""
+def _given(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
+    """What a source says, before overrides; where it came from, and its name."""
+    if isinstance(source, Mapping):
+        return dict(source), "given", "run"
+    path = find_config(source)
+    try:
+        return tomllib.loads(path.read_text()), path.name, path.stem
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refusal(f"{path} is not TOML, so nothing of it can be used: {error}") from error
+
+
+def _scale_of(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     scale = tree.get("scale")
-    actors = scale.get("actors", 1) if isinstance(scale, Mapping) else 1
-    return actors if type(actors) is int else 1
+    return scale if isinstance(scale, Mapping) else {}
 
 
 def _take_auto(tree: dict[str, Any]) -> bool:
     """Is the number of actors left to the plan? Then there is one, until it is made."""
-    scale = tree.get("scale")
-    if not isinstance(scale, Mapping) or not isinstance(actors := scale.get("actors"), str):
+    if not isinstance(actors := _scale_of(tree).get("actors"), str):
         return False
     if actors != "auto":
         raise _wrong("scale.actors", actors, 'a whole number, or "auto": as many as a plan says')
-    tree["scale"] = {**scale, "actors": 1}
+    tree["scale"] = {**tree["scale"], "actors": 1}
     return True
 
 
 def engine_of(source: str | Path | Mapping[str, Any], overrides: str | Sequence[str]) -> str:
     """What scale.engine will be, without a look at anything else; "auto" where that is left to the
     plan; "" where the config is wrong, which `load_config` then says."""
-    overrides = [overrides] if isinstance(overrides, str) else overrides
     try:
-        tree = (
-            dict(source)
-            if isinstance(source, Mapping)
-            else tomllib.loads(find_config(source).read_text())
-        )
-        for override in overrides:
-            _override(tree, override)
+        tree, _, _ = _given(source)
+        _override(tree, overrides)
         if _take_auto(tree):
             return "auto"
         engine = tree.get("scale", {}).get("engine", ScaleConfig.engine)
@@ -436,9 +419,10 @@ def _resolve(
             "under [algorithm]; `tianji list` names them all."
         )
     trees = {**tree, "algorithm": algorithm}
+    kinds = {**SECTIONS, "algorithm": algorithm_class(which)}
     parts = {
-        section: _TOML.read(kind or algorithm_class(which), trees.get(section, {}), section)
-        for section, kind in SECTIONS.items()
+        section: _TOML.read(kind, trees.get(section, {}), section)
+        for section, kind in kinds.items()
         if section != "env"
     }
     seed = _TOML.read(Whole, tree.get("seed", 0), "seed")
@@ -474,11 +458,10 @@ def _check(config: Config, available: int) -> None:
                 f"which they would only take turns: it would be slower, not faster. Set "
                 f'scale.engine = "local", or scale.{key} = 1.'
             )
-    patience = config.join.patience
-    if patience is not None and math.isfinite(patience) and not patience.is_integer():
-        raise Refusal(
-            f"join.patience = {patience} is no number of updates. Set a whole number, or inf."
-        )
+    of_updates = {"join.patience": config.join.patience, "relax.lead": config.relax.lead}
+    for key, updates in of_updates.items():
+        if updates is not None and math.isfinite(updates) and not updates.is_integer():
+            raise Refusal(f"{key} = {updates} is no number of updates. Set a whole number, or inf.")
     stop = config.stop
     if all(getattr(stop, f.name) is None for f in dataclasses.fields(stop)):
         raise Refusal(
@@ -490,10 +473,6 @@ def _check(config: Config, available: int) -> None:
             f"stop.win_rate = {stop.win_rate:g} is more than all episodes, so the run would never "
             f"end by it. It is a share: set it to 1 or less."
         )
-    assert config.scale.relax in PRESETS
-    lead = config.relax.lead
-    if lead is not None and math.isfinite(lead) and not lead.is_integer():
-        raise Refusal(f"relax.lead = {lead} is no number of updates. Set a whole number, or inf.")
     for key, trigger in config.triggers().items():
         if trigger not in TRIGGERS:
             raise Refusal(
@@ -615,23 +594,27 @@ def _wrong(key: str, value: object, wanted: str) -> Refusal:
                    f"It must be {wanted}.")  # fmt: skip
 
 
-def _override(tree: dict[str, Any], override: str) -> str:
-    """Put "a.b=value" into the tree; the value is TOML, or a text where that is not valid TOML."""
-    key, equals, text = override.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise Refusal(f'"{override}" is not an override. Write key=value, such as seed=3.')
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    *path, last = key.split(".")
-    node = tree
-    for part in path:
-        node[part] = dict(node.get(part, {})) if isinstance(node.get(part, {}), Mapping) else {}
-        node = node[part]
-    node[last] = value
-    return key
+def _override(tree: dict[str, Any], overrides: str | Sequence[str]) -> list[str]:
+    """Put "a.b=value" into the tree, for all of them; the value is TOML, or a text where that is
+    not valid TOML. Returns the keys."""
+    keys = []
+    for override in [overrides] if isinstance(overrides, str) else overrides:
+        key, equals, text = override.partition("=")
+        keys.append(key := key.strip())
+        if not equals or not key:
+            raise Refusal(f'"{override}" is not an override. Write key=value, such as seed=3.')
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        *path, last = key.split(".")
+        node = tree
+        for part in path:
+            inner = node.get(part, {})
+            node[part] = dict(inner) if isinstance(inner, Mapping) else {}
+            node = node[part]
+        node[last] = value
+    return keys
 
 
 def _leaf_keys(tree: Mapping[str, Any]) -> list[str]:

@@ -7,9 +7,10 @@ acting to simulating, III samples from simulating to learning. Everything here i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, get_args
 
 
 @dataclass(frozen=True)
@@ -179,23 +180,12 @@ def reverb(sizes: Sizes) -> Relaxation:
     return Relaxation(lead=error, late="pass", take="boundary", credit=error)
 
 
+Preset = Literal[
+    "sync", "periodic", "one_step", "bounded", "free", "tianji",
+    "gorila", "seed", "a3c", "gala", "apex", "impala", "reverb",
+]  # fmt: skip
 PRESETS: dict[str, Callable[[Sizes], Relaxation]] = {
-    preset.__name__: preset
-    for preset in (
-        sync,
-        periodic,
-        one_step,
-        bounded,
-        free,
-        tianji,
-        gorila,
-        seed,
-        a3c,
-        gala,
-        apex,
-        impala,
-        reverb,
-    )
+    name: globals()[name] for name in get_args(Preset)
 }
 
 
@@ -215,103 +205,99 @@ def relaxation(preset: str, sizes: Sizes, fields: Mapping[str, Any]) -> Relaxati
 
 def problem(relax: Relaxation, sizes: Sizes) -> str | None:
     """Why this cannot work, with the consequence and the remedy; None where it can."""
-    for wrong in (_placement, _inference, _timing, _reuse, _bound, _mathematics):
-        if (told := wrong(relax, sizes)) is not None:
-            return told
-    return None
+    kinds = (_placement, _inference, _timing, _reuse, _bound, _mathematics)
+    return next(chain.from_iterable(wrong(relax, sizes) for wrong in kinds), None)
 
 
-def _placement(relax: Relaxation, sizes: Sizes) -> str | None:
+def _placement(relax: Relaxation, sizes: Sizes) -> Iterator[str]:
     """Who lives where, and with whom."""
     if relax.hosts == "worker" and sizes.alone:
-        return (
+        yield (
             'relax.hosts = "worker" puts each group into a process of its own, and engine serial '
             'has one for all, so nothing would run beside anything. Set scale.engine = "local", or '
             'scale.relax = "sync".'
         )
     if relax.hosts == "worker" and sizes.learners > 1:
-        return (
+        yield (
             f'relax.hosts = "worker" puts the learner of a group beside its actors, and '
             f"scale.learners = {sizes.learners} in one process would wait for each other for ever. "
             f"Set scale.learners = 1, and scale.groups to as many as there are to be."
         )
     if relax.hosts == "worker" and relax.infer == "server":
-        return (
+        yield (
             'relax.infer = "server" takes inference out of the worker that relax.hosts = "worker" '
             "makes one process of, so it would wait for another one at every step. Set relax.infer "
             '= "actor".'
         )
     if relax.hosts == "worker" and (relax.lead > 0 or relax.publish > 1):
-        return (
+        yield (
             f'relax.hosts = "worker" acts and learns in turn, so relax.lead = {relax.lead:g} and '
             f"relax.publish = {relax.publish} would only make rollouts stale. Set relax.lead to 0 "
             f"and relax.publish to 1."
         )
     if relax.hosts == "worker" and not relax.paced:
-        return (
+        yield (
             'relax.hosts = "worker" acts and learns in turn; where updates do not wait for new '
             'steps, as in scale.relax = "free", its actor would never have its turn. Set '
             'scale.relax = "sync".'
         )
     if relax.join == "none" and sizes.groups > 1:
-        return (
+        yield (
             f'relax.join = "none" with scale.groups = {sizes.groups} learns {sizes.groups} models '
             f'that never meet, and only the first would be kept. Set relax.join = "average", or '
             f"start as many runs."
         )
     if relax.join == "hogwild" and relax.hosts != "worker":
-        return (
+        yield (
             'relax.join = "hogwild" shares parameters between workers, and relax.hosts = "apart" '
             'makes none: actors would not see what others learn. Set scale.relax = "a3c", or '
             'relax.join = "average".'
         )
     if relax.join != "none" and sizes.groups < 2:
-        return (
+        yield (
             f'relax.join = "{relax.join}" joins the learners of several groups, and there is one, '
             f'so it would do nothing. Set relax.join = "none", or scale.groups to 2 or more.'
         )
-    return None
 
 
-def _inference(relax: Relaxation, sizes: Sizes) -> str | None:
+def _inference(relax: Relaxation, sizes: Sizes) -> Iterator[str]:
     """Who chooses actions."""
     if relax.infer == "actor":
-        return None
+        return
     if relax.lead == 0:
-        return (
+        yield (
             'relax.infer = "server" acts with the newest version at every step, so relax.lead = 0 '
             "could not be kept: rollouts would be stale. Set relax.lead to 1 or more."
         )
     if relax.take == "barrier":
-        return (
+        yield (
             'relax.infer = "server" acts with the newest version at every step, so no actor can '
             'wait for one: relax.take = "barrier" could not be kept. Set relax.take = "boundary".'
         )
     if relax.max_batch is not None and relax.max_batch < sizes.envs:
-        return (
+        yield (
             f"relax.max_batch = {relax.max_batch} is less than the {sizes.envs} envs of one actor, "
             f"which ask together: nobody would be answered. Set relax.max_batch to {sizes.envs} or "
             f"more."
         )
-    return None
 
 
-def _timing(relax: Relaxation, sizes: Sizes) -> str | None:
+def _timing(relax: Relaxation, sizes: Sizes) -> Iterator[str]:
     """How far the two sides run apart."""
     lead = relax.lead
     if lead < relax.publish - 1:
-        return (
+        yield (
             f"relax.lead = {lead:g} with relax.publish = {relax.publish} stops the run: actors "
             f"would wait for a version that is not published. Set relax.lead to "
             f"{relax.publish - 1} or more."
         )
     if relax.take == "boundary" and lead == 0:
-        return (
+        yield (
             'relax.take = "boundary" never waits for a version, so relax.lead = 0 could not be '
             'kept: rollouts would be stale. Set relax.take = "barrier", or relax.lead to 1 or more.'
         )
     if not relax.paced and not sizes.on_policy and sizes.alone:
-        return (
+        yield (
             'scale.relax = "free" with replay needs processes: in one, the learner would never '
             'stop for the actors. Set scale.engine = "local", or scale.relax = "tianji".'
         )
@@ -323,44 +309,42 @@ def _timing(relax: Relaxation, sizes: Sizes) -> str | None:
             if relax.late == "wait"
             else "updates do not wait for new steps at all"
         )
-        return f"relax.credit = {relax.credit} would do nothing: {why}. Set relax.credit to 0."
-    return None
+        yield f"relax.credit = {relax.credit} would do nothing: {why}. Set relax.credit to 0."
 
 
-def _reuse(relax: Relaxation, sizes: Sizes) -> str | None:
+def _reuse(relax: Relaxation, sizes: Sizes) -> Iterator[str]:
     """How rollouts become batches."""
     if relax.start == "stream" and not sizes.on_policy:
-        return (
+        yield (
             'relax.start = "stream" takes rollouts as they arrive, but a batch from replay is '
             'drawn as a whole, so nothing would overlap. Set scale.relax = "sync" for staleness '
             '0, or "tianji".'
         )
     if relax.start == "stream" and relax.window > 1:
-        return (
+        yield (
             f'relax.start = "stream" with reuse.window = {relax.window} cannot be: a batch that is '
             f'drawn from several is not known before all are there. Set relax.start = "batch".'
         )
     if relax.window > 1 and not sizes.on_policy:
-        return (
+        yield (
             f"reuse.window = {relax.window} would do nothing: replay has a window of its own. Set "
             f"algorithm.capacity instead."
         )
-    return None
 
 
-def _bound(relax: Relaxation, sizes: Sizes) -> str | None:
+def _bound(relax: Relaxation, sizes: Sizes) -> Iterator[str]:
     """What staleness may be."""
     lead, behind, most = relax.lead, relax.lead + relax.window - 1, relax.max_staleness
     if most is None:
-        return None
+        return
     if not sizes.on_policy:
-        return (
+        yield (
             f"relax.max_staleness = {most} would throw nearly all of replay away: "
             f"replay is old by design, and reports the age of what it draws. Leave it out, or "
             f"lower algorithm.capacity."
         )
     if math.isfinite(lead) and most < behind:
-        return (
+        yield (
             f"relax.max_staleness = {most} with relax.lead = {lead:g} and "
             f"reuse.window = {relax.window} wastes work: rollouts may be {behind:g} versions "
             f"behind, and would be made only to be thrown away. Set relax.max_staleness to "
@@ -368,42 +352,40 @@ def _bound(relax: Relaxation, sizes: Sizes) -> str | None:
         )
     least = relax.publish + relax.window - 2
     if most < least:
-        return (
+        yield (
             f"relax.max_staleness = {most} with relax.publish = {relax.publish} and "
             f"reuse.window = {relax.window} stops the run: all that actors make before the next "
             f"version is published would be thrown away. Set relax.max_staleness to {least} or "
             f"more."
         )
-    return None
 
 
-def _mathematics(relax: Relaxation, sizes: Sizes) -> str | None:
+def _mathematics(relax: Relaxation, sizes: Sizes) -> Iterator[str]:
     """What algorithms are told to do about it."""
     if relax.correct != "none" and not sizes.on_policy:
-        return (
+        yield (
             f'relax.correct = "{relax.correct}" follows whole rollouts in their order, and replay '
             f'draws single steps, so nothing would be corrected. Set relax.correct = "none".'
         )
     if relax.gradient == "age" and not sizes.on_policy:
-        return (
+        yield (
             'relax.gradient = "age" makes steps smaller the older a batch is, and replay is '
             "thousands of versions old by design, so that hardly anything would be learnt. Set "
             'relax.gradient = "none", or "gac".'
         )
     if relax.explore == "ladder" and sizes.on_policy:
-        return (
+        yield (
             'relax.explore = "ladder" gives each actor its own share of random actions; an '
             "on-policy algorithm explores by its own distribution, and would learn from what it "
             'never chose. Set relax.explore = "alike".'
         )
     if relax.explore == "ladder" and relax.infer == "server":
-        return (
+        yield (
             'relax.explore = "ladder" needs a policy for each actor, and relax.infer = "server" '
             'has one for all, so all would explore alike. Set relax.explore = "alike".'
         )
     if relax.explore == "ladder" and sizes.actors < 2:
-        return (
+        yield (
             'relax.explore = "ladder" with one actor has one rung: 40 % of all actions would be '
             'random for ever. Set relax.explore = "alike", or scale.actors to 2 or more.'
         )
-    return None
