@@ -164,7 +164,7 @@ def tree(value: Any) -> Any:
         shown = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
         return {name: tree(part) for name, part in shown.items()}
     if isinstance(value, Mapping):
-        return {name: tree(part) for name, part in value.items()}
+        return {str(name): tree(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
         return [tree(part) for part in value]
     return describe_dtype(value, "a dtype") if isinstance(value, np.dtype) else value

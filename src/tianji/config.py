@@ -284,21 +284,19 @@ class Config:
 
     def rows(self) -> list[tuple[str, Any, str, str]]:
         """(dotted key, value, where from, meaning) of every key, also of those without a value."""
-        rows: list[tuple[str, Any, str, str]] = [
-            ("seed", self.seed, self.origin.get("seed", "default"), _meanings(Config)["seed"])
-        ]
+        told = [("seed", self.seed, _meanings(Config)["seed"])]
         for section in SECTIONS:
             part = getattr(self, section)
             if section == "algorithm":
-                key = "algorithm.name"
-                rows.append((key, self.algorithm.name, self.origin[key], "which algorithm"))
+                told.append(("algorithm.name", part.name, "which algorithm"))
             meanings = _meanings(type(part))
-            for f in dataclasses.fields(part):
-                key = f"{section}.{_public(f.name)}"
-                origin = self.origin.get(key, "default")
-                value = "auto" if self.auto and key == "scale.actors" else getattr(part, f.name)
-                rows.append((key, value, origin, meanings[f.name]))
-        return rows
+            for name, f in _fields(part).items():
+                told.append((f"{section}.{name}", getattr(part, f.name), meanings[f.name]))
+        auto = {"scale.actors": "auto"} if self.auto else {}
+        return [
+            (key, auto.get(key, value), self.origin.get(key, "default"), meaning)
+            for key, value, meaning in told
+        ]
 
 
 SECTIONS: dict[str, Any] = {
@@ -552,7 +550,7 @@ class _Toml(Codec):
 
     def _fields(self, kind: Any, value: Any, key: str) -> Any:
         hints = typing.get_type_hints(kind, include_extras=True)
-        fields = {_public(f.name): f for f in dataclasses.fields(kind)}
+        fields = _fields(kind)
         for name, part in value.items():
             if name not in fields:
                 of = f"algorithm {kind.name}" if key == "algorithm" else "a config"
@@ -626,13 +624,13 @@ def _leaf_keys(tree: Mapping[str, Any]) -> list[str]:
 
 def _values(part: Any) -> dict[str, Any]:
     """A dataclass as TOML would hold it, keys without a value left out."""
-    values = {_public(f.name): getattr(part, f.name) for f in dataclasses.fields(part)}
+    values = {name: getattr(part, f.name) for name, f in _fields(part).items()}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
 
 
-def _public(name: str) -> str:
-    """`return_` is written `return` in a config: a word that Python keeps for itself."""
-    return name.removesuffix("_")
+def _fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
+    """By their keys: `return_` is written `return`, a word that Python keeps for itself."""
+    return {f.name.removesuffix("_"): f for f in dataclasses.fields(kind)}
 
 
 def _meanings(kind: type[Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Literal, NamedTuple
 
+from tianji.annotated import tree
 from tianji.view.status import human
 
 Binding = Literal["actors", "learner", "channel", "turns"]
@@ -161,14 +162,6 @@ class Rates:
     @property
     def most_learner_cores(self) -> int:
         return max(self.learn)
-
-    def tree(self) -> dict[str, Any]:
-        return {
-            name: {str(key): part for key, part in value.items()}
-            if isinstance(value, Mapping)
-            else value
-            for name, value in asdict(self).items()
-        }
 
 
 class Asked(NamedTuple):
@@ -579,7 +572,7 @@ class Plan:
             "alternatives": [p.tree() for p in self.others],
             "why_not_more_actors": self.why,
             "notes": list(self.notes),
-            "rates": None if self.rates is None else self.rates.tree(),
+            "rates": tree(self.rates),
         }
 
 

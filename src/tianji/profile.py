@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tianji.annotated import Reader, expect, short, table
+from tianji.annotated import Reader, expect, short, table, tree
 from tianji.config import Config
 from tianji.errors import Refusal, wrong_with
 from tianji.machine import cores as cores_here
@@ -83,21 +82,10 @@ class Profile:
     """when, by the local clock"""
 
     def tree(self) -> dict[str, Any]:
-        lead = self.task.lead if math.isfinite(self.task.lead) else str(self.task.lead)
-        return {
-            "format": FORMAT,
-            "rates": self.rates.tree(),
-            "task": dataclasses.asdict(self.task) | {"lead": lead},  # JSON has no infinity
-            "facts": self.facts,
-            "config": self.config,
-            "seconds": self.seconds,
-            "whole": self.whole,
-            "batches": {str(k): v for k, v in self.batches.items()},
-            "inference": self.inference,
-            "skipped": list(self.skipped),
-            "varied": self.varied,
-            "made": self.made,
-        }
+        written: dict[str, Any] = tree(self)
+        if math.isinf(self.task.lead):  # JSON has no infinity
+            written["task"]["lead"] = str(self.task.lead)
+        return {"format": FORMAT, **written}
 
     def by_batch(self) -> dict[int, float]:
         """How many times as long an update takes as with the config's batch."""
@@ -107,9 +95,9 @@ class Profile:
         }
 
     @classmethod
-    def of(cls, tree: Any) -> Profile:
+    def of(cls, written: Any) -> Profile:
         """A profile that was written; ValueError where it could not have been measured."""
-        parts = dict(table(tree))
+        parts = dict(table(written))
         found = parts.pop("format", None)
         expect(
             type(found) is int and found == FORMAT, f"its format is {short(found)}, not {FORMAT}"

@@ -43,24 +43,18 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
         group=group,
     )
     relax = relax_of(config, spec)
-    traits = config.algorithm.traits
-    if relax.correct not in ("none", *traits.corrects):
-        _refuse_word(config, "correct", relax.correct, "none", lambda able: able.corrects)
-    if relax.explore not in ("alike", *traits.explores):
-        _refuse_word(config, "explore", relax.explore, "alike", lambda able: able.explores)
-    if (relax.start == "stream" or relax.window > 1) and not traits.once:
+    _check_able(config, "relax.correct", relax.correct, "none", lambda able: able.corrects)
+    _check_able(config, "relax.explore", relax.explore, "alike", lambda able: able.explores)
+    if (relax.start == "stream" or relax.window > 1) and not config.algorithm.traits.once:
         raise Refusal(
             f'relax.start = "{relax.start}" and reuse.window = {relax.window} need a store that '
             f"can serve so; {config.algorithm.name} says that its own cannot. Set relax.start = "
             f'"batch" and reuse.window = 1, or use store.Fresh by store.once, and Traits.once.'
         )
-    if config.network.recurrent != "none" and not traits.remembers:
-        able = [name for name in ALGORITHMS if algorithm_class(name).traits.remembers]
-        raise Refusal(
-            f'network.recurrent = "{config.network.recurrent}" is nothing that '
-            f"{config.algorithm.name} can do, so it would remember nothing. Set network.recurrent "
-            f'= "none", or algorithm.name to one that can: {", ".join(able)}.'
-        )
+    _check_able(
+        config, "network.recurrent", recurrent := config.network.recurrent, "none",
+        lambda able: (recurrent,) * able.remembers, "remember nothing",
+    )  # fmt: skip
     spec = dataclasses.replace(
         spec, correct=relax.correct, explore=relax.explore, join=relax.join, start=relax.start
     )
@@ -71,14 +65,17 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
     return spec
 
 
-def _refuse_word(
-    config: Config, key: str, word: str, plain: str, words: Callable[[Traits], tuple[str, ...]]
-) -> NoReturn:
+def _check_able(
+    config: Config, key: str, word: str, plain: str,
+    words: Callable[[Traits], tuple[str, ...]], lost: str = "be without effect",
+) -> None:  # fmt: skip
+    """Is a word of the config, unless it is the plain one, among those of the algorithm?"""
+    if word in (plain, *words(config.algorithm.traits)):
+        return
     able = [name for name in ALGORITHMS if word in words(algorithm_class(name).traits)]
     raise Refusal(
-        f'relax.{key} = "{word}" is nothing that {config.algorithm.name} can do, so it '
-        f'would be without effect. Set relax.{key} = "{plain}", or algorithm.name to one '
-        f"that can: {', '.join(able)}."
+        f'{key} = "{word}" is nothing that {config.algorithm.name} can do, so it would {lost}. '
+        f'Set {key} = "{plain}", or algorithm.name to one that can: {", ".join(able)}.'
     )
 
 
