@@ -47,12 +47,7 @@ def _notes(comparison: Comparison) -> list[Part]:
         told.append(f"Medians over the runs of {comparison.seeds} seeds.")
     if comparison.stopped:
         told.append(f"It was given up before all had run ({comparison.stopped}).")
-    told += comparison.told_left_out()
-    told += [
-        f"{entry.preset}, seed {entry.seed}, {entry.status}: {entry.reason}"
-        for entry in comparison.entries
-        if entry.status != "done"
-    ]
+    told += comparison.told_undone()
     told.append(
         "Staleness is in updates; freshness is the share of a batch that was never consumed "
         "before; idle is the share of its time that a role does not work; seconds count from a "
