@@ -14,13 +14,13 @@ from typing import Any
 from tianji.against import new_speed
 from tianji.build import look
 from tianji.config import Config, load_config
-from tianji.critical import waiting, worked
+from tianji.critical import worked
 from tianji.errors import Failure, Refusal, nearest
 from tianji.folder import run_folder
 from tianji.history import History
 from tianji.relax import PRESETS, Sizes
 from tianji.result import EXIT, Result
-from tianji.role_names import by_flow
+from tianji.role_names import by_flow, waiting
 from tianji.run import train, warm
 from tianji.verdict import alone
 from tianji.view.status import SilentView, View, columns, duration, human, number

@@ -29,6 +29,30 @@ MOST_FAULTS = 50
 """faults that are told one by one"""
 
 
+IN_RESULT = {
+    "steps": "steps",
+    "updates": "updates",
+    "episodes": "episodes",
+    "return": "return_mean",
+    "win_rate": "win_rate",
+    "seconds": "wall_s",
+    "start_seconds": "start_s",
+    "filtered": "filtered",
+    "replay_ratio": "replay_ratio",
+}
+"""counts of a run by what its result calls them"""
+IN_ROW = {
+    "steps": "step",
+    "updates": "updates",
+    "episodes": "episodes",
+    "return": "rollout/ep_rew_mean",
+    "win_rate": "rollout/win_rate",
+    "seconds": "wall_s",
+    "filtered": "staleness/filtered",
+}
+"""and by what a row of its metrics does"""
+
+
 @dataclass(frozen=True)
 class Explained:
     """What a run folder tells, ready to be shown; None and empty: the folder does not have it, and
@@ -251,29 +275,8 @@ class _Reader:
         return {name: str(value) for name, value in about.items() if value not in (None, "")}
 
     def _counts(self) -> dict[str, float | None]:
-        if self._whole:
-            result = self._result
-            return {
-                "steps": result["steps"],
-                "updates": result["updates"],
-                "episodes": result["episodes"],
-                "return": result["return_mean"],
-                "win_rate": result.get("win_rate"),
-                "seconds": result["wall_s"],
-                "start_seconds": result["start_s"],
-                "filtered": result["filtered"],
-                "replay_ratio": result["replay_ratio"],
-            }
-        last = self._last
-        return {
-            "steps": last.get("step"),
-            "updates": last.get("updates"),
-            "episodes": last.get("episodes"),
-            "return": last.get("rollout/ep_rew_mean"),
-            "win_rate": last.get("rollout/win_rate"),
-            "seconds": last.get("wall_s"),
-            "filtered": last.get("staleness/filtered"),
-        }
+        found, names = (self._result, IN_RESULT) if self._whole else (self._last, IN_ROW)
+        return {name: found.get(key) for name, key in names.items()}
 
     def _measured(self, name: str, otherwise: float) -> float:
         """Of the process that wrote the result, which rates and times are of."""
@@ -285,20 +288,11 @@ class _Reader:
     def _rates(self) -> dict[str, float]:
         if self._whole:
             return dict(self._result["steps_per_s"])
-        rates = {name: mean for name in FLOWS
-                 if (mean := self._over_time(f"flow/{name}_sps")) is not None}  # fmt: skip
+        means = {name: self._history.mean(f"flow/{name}_sps", "wall_s") for name in FLOWS}
+        rates = {name: mean for name, mean in means.items() if mean is not None}
         if not rates:
             self._missing["throughput"] = "no row of metrics was written: it ended within a second."
         return rates
-
-    def _over_time(self, key: str) -> float | None:
-        points = self._history.series(key)
-        seconds = [x - before for (x, _), (before, _) in zip(points, [(0.0, 0.0), *points],
-                                                             strict=False)]  # fmt: skip
-        total = sum(seconds)
-        if total <= 0:
-            return None
-        return sum(s * y for s, (_, y) in zip(seconds, points, strict=True)) / total
 
     def _time(self) -> tuple[dict[str, dict[str, float]], float]:
         """Shares, and the seconds that they are of."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tianji.flow import GAIN, LEAST, Flow
-from tianji.role_names import SERIAL, WORKER, by_flow, role_kind
+from tianji.role_names import SERIAL, WORKER, by_flow, role_kind, waiting
 
 SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
     "sample-bound", "train-bound", "communication-bound", "balanced",
@@ -171,7 +171,7 @@ def _normal(kinds: Mapping[str, float]) -> dict[str, float]:
 
 def _waits(kinds: Mapping[str, float]) -> float:
     """Share of waiting for another role."""
-    return min(1.0, sum(share for kind, share in kinds.items() if kind.startswith("wait_")))
+    return min(1.0, waiting(kinds))
 
 
 def busy(kind: str, kinds: Mapping[str, float]) -> float | None:
