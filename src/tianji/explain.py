@@ -165,6 +165,7 @@ class _Reader:
         self._config = _toml(folder / "config.toml")
         self._manifest = read_json(folder / "manifest.json") or {}
         self._result = read_json(folder / "result.json") or {}
+        self._plan = read_json(folder / PLAN)
         self._history = History.read(folder)
         self._last = self._history.rows[-1] if self._history.rows else {}
         self._outdated = self._last.get("updates", 0) > self._result.get("updates", math.inf)
@@ -341,9 +342,9 @@ class _Reader:
         time: Mapping[str, Mapping[str, float]],
         seconds: float,
     ) -> Planned | None:
-        plan = read_json(self._folder / PLAN)
-        predicted = None if plan is None else plan.get("predicted")
-        if plan is None or not isinstance(predicted, Mapping):
+        plan = self._plan or {}
+        predicted = plan.get("predicted")
+        if not isinstance(predicted, Mapping):
             there = (self._folder / PLAN).exists()
             self._missing["plan"] = (
                 f"{PLAN} cannot be read as a plan, so it is not known what was predicted."
@@ -415,8 +416,7 @@ class _Reader:
         judged: bool = False,
     ) -> tuple[str, ...]:
         cores = self._manifest.get("machine", {}).get("cores")
-        plan = read_json(self._folder / PLAN)
-        advice = [*of_shares(time, self._config, cores, scaling_of(plan), judged)]
+        advice = [*of_shares(time, self._config, cores, scaling_of(self._plan), judged)]
         filtered, steps = counts.get("filtered") or 0, counts.get("steps") or 0
         if steps and filtered / steps > 0.01:
             advice.append(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,19 +192,15 @@ class Recorder:
             self._traced.add(what)
             self.log(fault.traceback.rstrip())
         when = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
-        try:
+        with self._saying_trouble():
             self._faults.write(json.dumps({"time": when} | fault.tree()).encode() + b"\n")
-        except OSError as error:
-            self._say_trouble(error)
 
     def log(self, text: str) -> None:
         """A line to the log alone."""
         when = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        try:
+        with self._saying_trouble():
             self._log.write(f"{when} {text}\n".encode())
             self._log.close()
-        except OSError as error:
-            self._say_trouble(error)
 
     def close(self) -> None:
         """A last row; the last thing shown is of the whole run. The view is not ended."""
@@ -219,10 +216,8 @@ class Recorder:
         self._view.show(self._status(self._base.rates(now, self.progress.last), self._staleness()))
         self._due = math.inf
         for file in (self._rows, self._board, self._log, self._faults):
-            try:
+            with self._saying_trouble():  # a network disk may find out only now that it is full
                 file.close()
-            except OSError as error:  # a network disk may find out only now that it is full
-                self._say_trouble(error)
 
     @property
     def elapsed(self) -> float:
@@ -376,11 +371,9 @@ class Recorder:
         if whole.size == 0:
             return
         new = self._spread.with_name(f"{STALENESS}.new")
-        try:
+        with self._saying_trouble():
             new.write_text(json.dumps(whole.tree()) + "\n")
             new.replace(self._spread)
-        except OSError as error:
-            self._say_trouble(error)
 
     def _recent_rates(self, now: float) -> Rates:
         """Over as long as a verdict is made of."""
@@ -405,6 +398,14 @@ class Recorder:
             error = error or raised
         if error is not None:
             self.rows_lost += 1
+            self._say_trouble(error)
+
+    @contextlib.contextmanager
+    def _saying_trouble(self) -> Iterator[None]:
+        """What the disk does not take is said, and stops nothing."""
+        try:
+            yield
+        except OSError as error:
             self._say_trouble(error)
 
     def _say_trouble(self, error: OSError) -> None:
