@@ -22,7 +22,7 @@ from tianji.advice import of_shares
 from tianji.config import load_config
 from tianji.history import History
 from tianji.plan import Choice
-from tianji.view import markdown, report, words
+from tianji.view import markdown, report, timeline, words
 from tianji.view.status import human, number
 
 TOY = {
@@ -173,7 +173,7 @@ def test_the_timeline_of_every_host_is_on_the_page(local):
     data = [a for t, a in parsed.tags if t == "script" and a.get("class") == "tj-data"]
     assert len(data) == 1
     assert {track.host for track in found.tracks} == {"actor-0", "actor-1", "buffer", "learner"}
-    cut = report.newest(found.tracks, 10)
+    cut = timeline.newest(found.tracks, 10)
     assert all(len(track.key) <= 11 for track in cut)
     assert max(track.end[-1] for track in cut) == max(track.end[-1] for track in found.tracks)
 

@@ -233,8 +233,8 @@ def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 
 def test_the_window_is_exactly_the_mean_of_the_last_100_episodes(tmp_path: Path) -> None:
     record = recorder(tmp_path, Clock())
-    assert record.return_mean is None
-    assert record.length_mean is None
+    assert record.progress.return_mean is None
+    assert record.progress.length_mean is None
     rng = np.random.default_rng(1)
     seen: deque[tuple[float, int]] = deque(maxlen=100)
     total = 0
@@ -248,9 +248,9 @@ def test_the_window_is_exactly_the_mean_of_the_last_100_episodes(tmp_path: Path)
         seen.extend((float(e["return"]), int(e["length"])) for e in of)
         total += count
         if seen:
-            assert record.return_mean == math.fsum(r for r, _ in seen) / len(seen)
-            assert record.length_mean == sum(n for _, n in seen) / len(seen)
-    assert record.episodes == record.summary()["episodes"] == total
+            assert record.progress.return_mean == math.fsum(r for r, _ in seen) / len(seen)
+            assert record.progress.length_mean == sum(n for _, n in seen) / len(seen)
+    assert record.progress.episodes == record.summary()["episodes"] == total
 
 
 def test_staleness_below_1024_is_exact() -> None:

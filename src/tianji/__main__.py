@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tianji.result import Result
 
+SHIPPED, FOLDER = "the name of a shipped one", "a run folder"
 OVERRIDES = "dotted keys of the config and their values, such as seed=3 algorithm.gamma=0.98"
 
 EXITS = """exit codes:
@@ -80,8 +82,14 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=False)
 
     def add(
-        name: str, command: Callable[[argparse.Namespace], int], about: str, more: str = ""
+        name: str,
+        command: Callable[[argparse.Namespace], int],
+        about: str,
+        more: str = "",
+        config: str = "",
+        run: str = "",
     ) -> argparse.ArgumentParser:
+        """`config`, `run`: what is to be named as such."""
         sub = commands.add_parser(
             name,
             help=about,
@@ -90,6 +98,11 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=formatter,
         )
         sub.set_defaults(command=command, json=False)
+        if config:
+            sub.add_argument("config", metavar="CONFIG", help=f"a TOML file, or {config}")
+            sub.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+        if run:
+            sub.add_argument("run", metavar="RUN", help=run)
         return sub
 
     train = add(
@@ -99,13 +112,11 @@ def parser() -> argparse.ArgumentParser:
         "examples:\n"
         "  tianji train configs/ppo_cartpole.toml\n"
         "  tianji train ppo_cartpole seed=3 stop.return=300 --name first\n\n" + EXITS,
+        config=SHIPPED,
     )
-    train.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
-    train.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
     train.add_argument("--name", help="the run folder's name (default: config, time and seed)")
     train.add_argument("--runs", default="runs", help="where run folders are made (default: runs)")
     train.add_argument("--plan", metavar="FILE", help="spread the roles as this plan.json says")
-    _add_output(train)
 
     resume = add(
         "resume",
@@ -113,8 +124,8 @@ def parser() -> argparse.ArgumentParser:
         "go on with a run from its checkpoint",
         "examples:\n"
         "  tianji resume runs/first\n  tianji resume runs/first stop.steps=2000000\n\n" + EXITS,
+        run=FOLDER,
     )
-    resume.add_argument("run", metavar="RUN", help="a run folder")
     resume.add_argument(
         "overrides",
         nargs="*",
@@ -123,17 +134,14 @@ def parser() -> argparse.ArgumentParser:
         "rebalance: when it ends, what it keeps, where it runs",
     )
     _add_checkpoint(resume)
-    _add_output(resume)
 
     profile = add(
         "profile",
         _profile,
         "measure what this machine does with a config, in at most 45 s",
         "examples:\n  tianji profile ppo_pong\n\nThe result is kept, and `tianji plan` uses it.\n",
+        config="a shipped one's name",
     )
-    profile.add_argument("config", metavar="CONFIG", help="a TOML file, or a shipped one's name")
-    profile.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
-    profile.add_argument("--json", action="store_true", help="print one JSON object")
 
     plan = add(
         "plan",
@@ -144,9 +152,8 @@ def parser() -> argparse.ArgumentParser:
         "  tianji plan ppo_pong --what-if actors=16\n"
         "  tianji plan ppo_pong --save plan.json; tianji train ppo_pong --plan plan.json\n\n"
         "Without a profile it measures one first, in at most 45 s.\n",
+        config=SHIPPED,
     )
-    plan.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
-    plan.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
     plan.add_argument("--cores", type=_count, help="use so many (default: all that there are)")
     plan.add_argument("--gpus", type=int, choices=(0, 1), help="0: learn on a CPU; 1: on a GPU")
     plan.add_argument(
@@ -165,15 +172,13 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--save", type=Path, metavar="FILE", help="write the plan, for train --plan")
     plan.add_argument("--json", action="store_true", help="print one JSON object, last")
 
-    evaluate = add("eval", _eval, "play whole episodes greedily and report their returns")
-    evaluate.add_argument("run", metavar="RUN", help="a run folder")
+    about = "play whole episodes greedily and report their returns"
+    evaluate = add("eval", _eval, about, run=FOLDER)
     evaluate.add_argument("--episodes", type=_count, default=10, help="how many (default: 10)")
     evaluate.add_argument("--seed", type=_whole, default=0, help="of the episodes (default: 0)")
     _add_checkpoint(evaluate)
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
 
-    play = add("play", _play, "show one episode: in a window, or as a GIF or MP4")
-    play.add_argument("run", metavar="RUN", help="a run folder")
+    play = add("play", _play, "show one episode: in a window, or as a GIF or MP4", run=FOLDER)
     play.add_argument("--video", metavar="FILE", type=Path, help="write FILE, .gif or .mp4")
     play.add_argument("--seed", type=_whole, default=0, help="of the episode (default: 0)")
     _add_checkpoint(play)
@@ -184,16 +189,14 @@ def parser() -> argparse.ArgumentParser:
         "explain a run on one page: where its time went, what bounded it, what to change",
         "examples:\n"
         "  tianji explain runs/first\n  tianji explain runs/first --html first.html --open\n",
+        run="a run folder, in whatever state it is",
     )
-    explain.add_argument("run", metavar="RUN", help="a run folder, in whatever state it is")
     explain.add_argument(
         "--html", metavar="FILE", type=Path, help="write the page here (default: RUN/report.html)"
     )
     explain.add_argument(
         "--markdown", metavar="FILE", type=Path, help="the same as text (default: RUN/report.md)"
     )
-    explain.add_argument("--open", action="store_true", help="show the page in a browser")
-    explain.add_argument("--json", action="store_true", help="print one JSON object")
 
     compare = add(
         "compare",
@@ -203,9 +206,8 @@ def parser() -> argparse.ArgumentParser:
         "  tianji compare ppo_cartpole scale.actors=2 --presets sync,periodic,tianji\n"
         "  tianji compare dqn_cartpole scale.actors=2 algorithm.warmup=2048 --presets "
         "sync,tianji,apex --seeds 3\n\n" + EXITS,
+        config="a shipped one's name",
     )
-    compare.add_argument("config", metavar="CONFIG", help="a TOML file, or a shipped one's name")
-    compare.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
     compare.add_argument(
         "--presets",
         required=True,
@@ -223,16 +225,11 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--skip", action="store_true", help="leave presets out that cannot be, and say why"
     )
-    compare.add_argument("--open", action="store_true", help="show the page in a browser")
-    _add_output(compare)
 
-    show = add("show", _show, "print the resolved config: each key, its value, origin, meaning")
-    show.add_argument("config", metavar="CONFIG", help="a TOML file, or the name of a shipped one")
-    show.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
-    show.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "print the resolved config: each key, its value, origin, meaning"
+    show = add("show", _show, about, config=SHIPPED)
 
     listing = add("list", _list, "list algorithms, presets, shipped configs and environments")
-    listing.add_argument("--json", action="store_true", help="print one JSON object")
 
     ps = add(
         "ps",
@@ -254,8 +251,8 @@ def parser() -> argparse.ArgumentParser:
         "  tianji trace runs/first --html timeline.html --open\n\n"
         "RUN/trace.html opens in any browser, RUN/trace.json at https://ui.perfetto.dev. They hold "
         "the\nnewest events of every process, also of a run that is still going on.\n",
+        run=FOLDER,
     )
-    trace.add_argument("run", metavar="RUN", help="a run folder")
     trace.add_argument(
         "--html", metavar="FILE", type=Path, help="where the page goes (default: RUN/trace.html)"
     )
@@ -265,11 +262,20 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="where the events go; compressed if it ends with .gz (default: RUN/trace.json)",
     )
-    trace.add_argument("--open", action="store_true", help="show the page in a browser")
-    trace.add_argument("--json", action="store_true", help="print one JSON object")
 
     doctor = add("doctor", _doctor, "say what works on this machine and what to install")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+
+    for sub in (explain, compare, trace):
+        sub.add_argument("--open", action="store_true", help="show the page in a browser")
+    for sub in (train, resume, compare):
+        sub.add_argument(
+            "--json", action="store_true", help="print one JSON object as the last line of stdout"
+        )
+        sub.add_argument(
+            "--plain", action="store_true", help="plain lines instead of the live view"
+        )
+    for sub in (profile, evaluate, explain, show, listing, trace, doctor):
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
     return top
 
 
@@ -282,13 +288,6 @@ class _Version(argparse.Action):
 
         print(f"tianji {tianji.__version__}")
         parser.exit()
-
-
-def _add_output(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--json", action="store_true", help="print one JSON object as the last line of stdout"
-    )
-    sub.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
 
 
 def _add_checkpoint(sub: argparse.ArgumentParser) -> None:
@@ -352,12 +351,20 @@ def _run(arguments: argparse.Namespace, go: Callable[[Any, Any], Result]) -> int
     stream = sys.stderr if arguments.json else sys.stdout
     view = choose_view(stream, arguments.plain) if stream is not None else SilentView()
     result = go(view, process_age)
-    if arguments.json:
-        print(json.dumps(result.tree()))
-    else:
-        for line in _told(result):
-            print(line)
+    _print(arguments, result.tree(), lambda: _told(result))
     return result.exit_code
+
+
+def _print(
+    arguments: argparse.Namespace, tree: object, told: Callable[[], str | Iterable[str]]
+) -> None:
+    """What a command found: as JSON where that is asked for, else in words or lines."""
+    if arguments.json:
+        print(json.dumps(tree))
+        return
+    found = told()
+    for line in [found] if isinstance(found, str) else found:
+        print(line)
 
 
 def _told(result: Result) -> list[str]:
@@ -414,31 +421,27 @@ def _eval(arguments: argparse.Namespace) -> int:
     mean = sum(returns) / len(returns)
     spread = (sum((r - mean) ** 2 for r in returns) / len(returns)) ** 0.5
     wins = [win for win in episodes["win"].tolist() if win >= 0]
-    won = {"win_rate": sum(wins) / len(wins)} if wins else {}
-    if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "run_dir": str(trained.run),
-                    "version": trained.version,
-                    "episodes": len(returns),
-                    "return_mean": mean,
-                    "return_std": spread,
-                    "return_min": min(returns),
-                    "return_max": max(returns),
-                    "length_mean": sum(lengths) / len(lengths),
-                    "returns": returns,
-                    "lengths": lengths,
-                    **won,
-                }
-            )
-        )
-    else:
-        print(f"{len(returns)} episodes of {trained.config.env.id}, version {trained.version}")
-        print(f"  return {mean:.4g} ± {spread:.3g} (from {min(returns):.4g} to {max(returns):.4g})")
-        print(f"  length {sum(lengths) / len(lengths):.1f} steps")
-        if wins:
-            print(f"  won {won['win_rate']:.0%}")
+    found = {
+        "run_dir": str(trained.run),
+        "version": trained.version,
+        "episodes": len(returns),
+        "return_mean": mean,
+        "return_std": spread,
+        "return_min": min(returns),
+        "return_max": max(returns),
+        "length_mean": sum(lengths) / len(lengths),
+        "returns": returns,
+        "lengths": lengths,
+    }
+    told = [
+        f"{len(returns)} episodes of {trained.config.env.id}, version {trained.version}",
+        f"  return {mean:.4g} ± {spread:.3g} (from {min(returns):.4g} to {max(returns):.4g})",
+        f"  length {found['length_mean']:.1f} steps",
+    ]
+    if wins:
+        found["win_rate"] = sum(wins) / len(wins)
+        told.append(f"  won {found['win_rate']:.0%}")
+    _print(arguments, found, lambda: told)
     return 0
 
 
@@ -459,13 +462,13 @@ def _profile(arguments: argparse.Namespace) -> int:
     profiles = _module("profile")
     found = _measured(config)
     path = profiles.save(found, config)
-    if arguments.json:
-        print(json.dumps(found.tree()))
-    else:
-        print(profiles.told(found))
-        kept = f"kept in {path}\n" if path else ""
-        words = shlex.join([arguments.config, *arguments.overrides])
-        print(f"\n{kept}next: tianji plan {words}")
+    kept = f"kept in {path}\n" if path else ""
+    words = shlex.join([arguments.config, *arguments.overrides])
+    _print(
+        arguments,
+        found.tree(),
+        lambda: f"{profiles.told(found)}\n\n{kept}next: tianji plan {words}",
+    )
     return 0
 
 
@@ -503,21 +506,20 @@ def _plan(arguments: argparse.Namespace) -> int:
         profiles.save(found, loaded)
     if arguments.what_if:
         answer = planner.what_if(loaded, found, arguments.what_if, arguments.cores)
-        if arguments.json:
-            print(json.dumps(planner.tree_of(answer)))
-        else:
-            print(planner.told_of(answer, found))
+        _print(arguments, planner.tree_of(answer), lambda: planner.told_of(answer, found))
         return 0
     plan = planner.make(loaded, found, arguments.cores, arguments.groups)
     if arguments.save is not None:
         planner.write(arguments.save, planner.tree(plan, found))
-    if arguments.json:
-        print(json.dumps(planner.tree(plan, found)))
-    else:
-        print(planner.told(plan, found, loaded, arguments.cores))
-        if arguments.save is not None:
-            print(f"kept        {arguments.save}: tianji train {arguments.config} --plan "
-                  f"{arguments.save} follows it")  # fmt: skip
+    kept = []
+    if arguments.save is not None:
+        kept = [f"kept        {arguments.save}: tianji train {arguments.config} --plan "
+                f"{arguments.save} follows it"]  # fmt: skip
+    _print(
+        arguments,
+        planner.tree(plan, found),
+        lambda: [planner.told(plan, found, loaded, arguments.cores), *kept],
+    )
     return 0
 
 
@@ -545,32 +547,25 @@ def _measured(config: Any) -> Any:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from tianji.errors import Refusal
-
     explain, view = _module("explain"), _module("view.markdown")
     run = Path(arguments.run)
     html = arguments.html or run / explain.REPORT_HTML
     markdown = arguments.markdown or run / explain.REPORT_MARKDOWN
-    _refuse_one_file(html, markdown, "--markdown")
-    try:
+    with _two_files(html, markdown, "--markdown", "there would be no page"):
         found = explain.write(run, html, markdown)
-    except OSError as error:
-        raise Refusal(
-            f"{error.filename} cannot be written ({error.strerror}), so there would be no page. "
-            f"Choose other places with --html and --markdown."
-        ) from error
-    if arguments.json:
-        print(json.dumps(found.tree() | {"html": str(html), "markdown": str(markdown)}))
-    else:
-        for line in view.summary(found):
-            print(line)
-        print(f"the page is {html}, as text {markdown}")
+    _print(
+        arguments,
+        found.tree() | {"html": str(html), "markdown": str(markdown)},
+        lambda: [*view.summary(found), f"the page is {html}, as text {markdown}"],
+    )
     if arguments.open:
         _show_page(html)
     return 0
 
 
-def _refuse_one_file(html: Path, other: Path, option: str) -> None:
+@contextlib.contextmanager
+def _two_files(html: Path, other: Path, option: str, consequence: str) -> Iterator[None]:
+    """Meanwhile these are written. Refused where they are one, or the disk does not take them."""
     from tianji.errors import Refusal
 
     if html.resolve() == other.resolve():
@@ -578,6 +573,13 @@ def _refuse_one_file(html: Path, other: Path, option: str) -> None:
             f"--html and {option} would both be {html}, so that the second would overwrite the "
             f"first. Give each a file of its own."
         )
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(
+            f"{error.filename} cannot be written ({error.strerror}), so {consequence}. Choose "
+            f"other places with --html and {option}."
+        ) from error
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -597,11 +599,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         say=lambda text: print(text, file=stream, flush=True),
         view=lambda: choose_view(stream, arguments.plain),
     )
-    if arguments.json:
-        print(json.dumps(found.tree()))
-    else:
-        for line in found.told():
-            print(line)
+    _print(arguments, found.tree(), found.told)
     if arguments.open:
         _show_page(found.html)
     code: int = found.exit_code
@@ -638,36 +636,28 @@ def _show(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     catalogue = _module("catalogue")
     listed = catalogue.catalogue()
-    print(json.dumps(listed) if arguments.json else catalogue.told(listed))
+    _print(arguments, listed, lambda: catalogue.told(listed))
     return 0
 
 
 def _ps(arguments: argparse.Namespace) -> int:
     ps = _module("ps")
     rows = ps.hosts(arguments.run, arguments.runs)
-    print(json.dumps(rows) if arguments.json else ps.told(rows))
+    _print(arguments, rows, lambda: ps.told(rows))
     return 0
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from tianji.errors import Refusal
-
     run = _module("folder").find_run(arguments.run)
     html = arguments.html or run / "trace.html"
     perfetto = arguments.perfetto or run / "trace.json"
-    _refuse_one_file(html, perfetto, "--perfetto")
-    tracks, broken = _module("trace").salvage(run)
-    for why in broken.values():
-        print(f"left out: {why}", file=sys.stderr)
-    title = f"{run.resolve().name}"
-    try:
+    with _two_files(html, perfetto, "--perfetto", "the timeline would be in no file"):
+        tracks, broken = _module("trace").salvage(run)
+        for why in broken.values():
+            print(f"left out: {why}", file=sys.stderr)
+        title = f"{run.resolve().name}"
         html.write_text(_module("view.timeline").page(tracks, title), encoding="utf-8")
         _module("view.perfetto").write(tracks, title, perfetto)
-    except OSError as error:
-        raise Refusal(
-            f"{error.filename} cannot be written ({error.strerror}), so the timeline would be in "
-            f"no file. Choose other places with --html and --perfetto."
-        ) from error
     whole = max(float(track.end[-1]) for track in tracks)
     rows = [
         {
@@ -678,30 +668,25 @@ def _trace(arguments: argparse.Namespace) -> int:
         }
         for track in tracks
     ]
-    if arguments.json:
-        about = {"html": str(html), "perfetto": str(perfetto), "hosts": rows, "broken": broken}
-        print(json.dumps(about))
-    else:
-        wide = max(len(track.host) for track in tracks)
-        for row in rows:
-            print(
-                f"{row['host']:{wide}}  {row['events']} events, from {row['begin']:.3f} s to "
-                f"{row['end']:.3f} s of {whole:.3f} s"
-            )
-        print(f"page      {html}: open it in a browser")
-        print(f"perfetto  {perfetto}: open it at https://ui.perfetto.dev")
+    wide = max(len(track.host) for track in tracks)
+    told = [
+        f"{row['host']:{wide}}  {row['events']} events, from {row['begin']:.3f} s to "
+        f"{row['end']:.3f} s of {whole:.3f} s"
+        for row in rows
+    ]
+    told.append(f"page      {html}: open it in a browser")
+    told.append(f"perfetto  {perfetto}: open it at https://ui.perfetto.dev")
+    about = {"html": str(html), "perfetto": str(perfetto), "hosts": rows, "broken": broken}
+    _print(arguments, about, lambda: told)
     if arguments.open:
-        import webbrowser
-
-        if not webbrowser.open(html.resolve().as_uri()):
-            print(f"no browser was found; open {html} yourself", file=sys.stderr)
+        _show_page(html)
     return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     doctor = _module("doctor")
     findings = doctor.examine()
-    print(json.dumps(findings) if arguments.json else doctor.told(findings))
+    _print(arguments, findings, lambda: doctor.told(findings))
     return 0 if all(f["works"] or not f["needed"] for f in findings) else 1
 
 

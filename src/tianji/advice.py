@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tianji.critical import waiting, waits_for, worked
+from tianji.critical import worked
 from tianji.flow import GAIN
 from tianji.relax import PRESETS, Sizes
-from tianji.role_names import SERIAL, by_flow, role_kind
+from tianji.role_names import SERIAL, by_flow, role_kind, waiting, waits_for
 from tianji.verdict import EVEN, IDLE, alone
 
 

@@ -7,23 +7,23 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tianji.against import new_speed
 from tianji.build import look
 from tianji.config import Config, load_config
-from tianji.critical import waiting, worked
+from tianji.critical import worked
 from tianji.errors import Failure, Refusal, nearest
 from tianji.folder import run_folder
 from tianji.history import History
 from tianji.relax import PRESETS, Sizes
 from tianji.result import EXIT, Result
-from tianji.role_names import by_flow
+from tianji.role_names import by_flow, waiting
 from tianji.run import train, warm
 from tianji.verdict import alone
-from tianji.view.status import SilentView, View, duration, human, number
+from tianji.view.status import SilentView, View, columns, duration, human, number
 
 ALONE = "serial"
 """beside the presets: everything in one process"""
@@ -188,22 +188,16 @@ class Comparison:
             for presets, why in _alike(self.left_out)
         ]
 
-    def told(self) -> list[str]:
-        rows = self.rows()
-        wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(n) if i == 0 else cell.rjust(n)
-                for i, (cell, n) in enumerate(zip(row, wide, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        lines += self.told_left_out()
-        lines += [
+    def told_undone(self) -> list[str]:
+        """What did not run, or not to its end."""
+        return self.told_left_out() + [
             f"{entry.preset}, seed {entry.seed}, {entry.status}: {entry.reason}"
             for entry in self.entries
             if entry.status != "done"
         ]
+
+    def told(self) -> list[str]:
+        lines = columns(self.rows(), figures=True) + self.told_undone()
         if self.seeds > 1:
             lines.append(f"medians over the runs of {self.seeds} seeds")
         return [*lines, f"the page is {self.html}"]
@@ -279,7 +273,7 @@ def compare(
                                             f"seed={seed}"])  # fmt: skip
             entry = _run(preset, resolved, folder, view())
             stopped = entry.status if entry.status in ("interrupted", "stopped") else ""
-            comparison = _with(comparison, entry, stopped)
+            comparison = replace(comparison, entries=(*comparison.entries, entry), stopped=stopped)
             _write(comparison, say)
             if stopped:
                 break
@@ -365,19 +359,18 @@ def _folder(runs: Path, name: str | None, config: Config) -> Path:
     if name is not None:
         return run_folder(runs, name, config)
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder, n = runs / f"compare-{config.name}-{now}", 1
+    base = folder = runs / f"compare-{config.name}-{now}"
+    n = 1
     while folder.exists():
         n += 1
-        folder = runs / f"compare-{config.name}-{now}-{n}"
+        folder = base.with_name(f"{base.name}-{n}")
     return folder
 
 
 def _target(config: Config) -> str:
-    stop = config.stop
-    if stop.return_ is not None and math.isfinite(stop.return_):
-        return f"return >= {stop.return_:g}"
-    if stop.win_rate is not None and math.isfinite(stop.win_rate):
-        return f"win_rate >= {stop.win_rate:g}"
+    for name, score in (("return", config.stop.return_), ("win_rate", config.stop.win_rate)):
+        if score is not None and math.isfinite(score):
+            return f"{name} >= {score:g}"
     return ""
 
 
@@ -393,15 +386,14 @@ def _left(comparison: Comparison, total: int) -> str:
 def _run(preset: str, config: Config, folder: Path, view: View) -> Entry:
     name = f"{preset}-s{config.seed}"
     try:
-        result = train(config, name=name, runs=folder, view=view)
+        return _entry(preset, config, train(config, name=name, runs=folder, view=view))
     except Refusal as error:
-        return Entry(preset, config.seed, str(folder / name), "refused", str(error))
+        status, reason = "refused", str(error)
     except Failure as error:
-        return Entry(preset, config.seed, str(folder / name), "failed", str(error))
+        status, reason = "failed", str(error)
     except KeyboardInterrupt:
-        reason = "ended at once"
-        return Entry(preset, config.seed, str(folder / name), "interrupted", reason)
-    return _entry(preset, config, result)
+        status, reason = "interrupted", "ended at once"
+    return Entry(preset, config.seed, str(folder / name), status, reason)
 
 
 def _entry(preset: str, config: Config, result: Result) -> Entry:
@@ -443,12 +435,6 @@ def idle(time: Mapping[str, Mapping[str, float]], flow: str) -> float | None:
         return waiting(kinds)
     host = alone(time)
     return 1.0 - worked(time[host]).get(flow, 0.0) if host and time[host] else None
-
-
-def _with(comparison: Comparison, entry: Entry, stopped: str) -> Comparison:
-    fields = dict(vars(comparison))
-    fields |= {"entries": (*comparison.entries, entry), "stopped": stopped}
-    return Comparison(**fields)
 
 
 def _write(comparison: Comparison, say: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tianji.role_names import by_flow, parse_role, role_kind
+from tianji.role_names import by_flow, parse_role, role_kind, waiting, waits_for
 from tianji.trace import Track
 from tianji.verdict import by_role
 
@@ -53,22 +53,11 @@ def cycle(time: Shares, seconds: float, updates: float) -> Cycle | None:
     return Cycle(each, parts, _phases(parts), max(busy, key=lambda host: busy[host]), busy)
 
 
-def waiting(kinds: Mapping[str, float]) -> float:
-    """What of it is waiting."""
-    return sum(value for kind, value in kinds.items() if waits_for(kind))
-
-
 def worked(shares: Mapping[str, float]) -> dict[str, float]:
     """Of a host with several roles: the shares of work, of those that all steps pass through."""
     roles = {role: sum(share for kind, share in kinds.items() if not waits_for(kind))
              for role, kinds in by_role(shares).items()}  # fmt: skip
     return by_flow(roles)
-
-
-def waits_for(kind: str) -> str:
-    """Whom a kind of time was spent waiting for; empty where it was work."""
-    tail = kind.rpartition("/")[2]
-    return tail.removeprefix("wait_") if tail.startswith("wait_") else ""
 
 
 def _phases(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -29,6 +29,30 @@ MOST_FAULTS = 50
 """faults that are told one by one"""
 
 
+IN_RESULT = {
+    "steps": "steps",
+    "updates": "updates",
+    "episodes": "episodes",
+    "return": "return_mean",
+    "win_rate": "win_rate",
+    "seconds": "wall_s",
+    "start_seconds": "start_s",
+    "filtered": "filtered",
+    "replay_ratio": "replay_ratio",
+}
+"""counts of a run by what its result calls them"""
+IN_ROW = {
+    "steps": "step",
+    "updates": "updates",
+    "episodes": "episodes",
+    "return": "rollout/ep_rew_mean",
+    "win_rate": "rollout/win_rate",
+    "seconds": "wall_s",
+    "filtered": "staleness/filtered",
+}
+"""and by what a row of its metrics does"""
+
+
 @dataclass(frozen=True)
 class Explained:
     """What a run folder tells, ready to be shown; None and empty: the folder does not have it, and
@@ -141,49 +165,49 @@ class _Reader:
         self._config = _toml(folder / "config.toml")
         self._manifest = read_json(folder / "manifest.json") or {}
         self._result = read_json(folder / "result.json") or {}
+        self._plan = read_json(folder / PLAN)
         self._history = History.read(folder)
         self._last = self._history.rows[-1] if self._history.rows else {}
         self._outdated = self._last.get("updates", 0) > self._result.get("updates", math.inf)
         """is the result one of an earlier process, and the run has gone on since?"""
         self._whole = not running and not self._outdated and "steps" in self._result
         """is there a result of a run that came to an end by itself?"""
+        self._counts, self._rates = self._known_counts(), self._known_rates()
+        self._time, self._seconds = self._known_time()
 
     def read(self) -> Explained:
         status, ending = self._ending()
-        counts, rates = self._counts(), self._rates()
-        time, seconds = self._time()
-        faults = self._faults()
-        updates = self._measured("updates", counts["updates"] or 0)
+        updates = self._measured("updates", self._counts["updates"] or 0)
         groups = number_of(self._config, "groups")
-        around = cycle(time, seconds, updates / groups)
+        around = cycle(self._time, self._seconds, updates / groups)
         if around is None:
             self._missing["critical path"] = (
                 "no update was made, so there is no cycle to look at."
-                if time
+                if self._time
                 else "it needs an account of the time, and there is none."
             )
         tracks = self._tracks()
-        verdict, advice = self._verdict(time, counts)
+        verdict, advice = self._verdict()
         return Explained(
             run=self._folder,
             status=status,
             ending=ending,
             about=self._about(),
             config=self._config,
-            counts=counts,
-            rates=rates,
-            time=time,
-            time_seconds=seconds,
+            counts=self._counts,
+            rates=self._rates,
+            time=self._time,
+            time_seconds=self._seconds,
             staleness=self._staleness(),
             histogram=self._histogram(),
             freshness=self._history.mean("staleness/freshness"),
             history=self._history,
-            planned=self._planned(rates, counts, time, seconds),
+            planned=self._planned(),
             cycle=around,
             chain=chain(tracks),
             verdict=verdict,
             advice=advice,
-            faults=faults,
+            faults=self._faults(),
             notes=self._result.get("notes", {}),
             changes=tuple((self._result.get("rebalance") or {}).get("changes", ())),
             tracks=tracks,
@@ -250,30 +274,9 @@ class _Reader:
             self._missing["what ran"] = "manifest.json is not there, so the machine is not known."
         return {name: str(value) for name, value in about.items() if value not in (None, "")}
 
-    def _counts(self) -> dict[str, float | None]:
-        if self._whole:
-            result = self._result
-            return {
-                "steps": result["steps"],
-                "updates": result["updates"],
-                "episodes": result["episodes"],
-                "return": result["return_mean"],
-                "win_rate": result.get("win_rate"),
-                "seconds": result["wall_s"],
-                "start_seconds": result["start_s"],
-                "filtered": result["filtered"],
-                "replay_ratio": result["replay_ratio"],
-            }
-        last = self._last
-        return {
-            "steps": last.get("step"),
-            "updates": last.get("updates"),
-            "episodes": last.get("episodes"),
-            "return": last.get("rollout/ep_rew_mean"),
-            "win_rate": last.get("rollout/win_rate"),
-            "seconds": last.get("wall_s"),
-            "filtered": last.get("staleness/filtered"),
-        }
+    def _known_counts(self) -> dict[str, float | None]:
+        found, names = (self._result, IN_RESULT) if self._whole else (self._last, IN_ROW)
+        return {name: found.get(key) for name, key in names.items()}
 
     def _measured(self, name: str, otherwise: float) -> float:
         """Of the process that wrote the result, which rates and times are of."""
@@ -282,25 +285,16 @@ class _Reader:
             return measured.get(name, otherwise)
         return otherwise
 
-    def _rates(self) -> dict[str, float]:
+    def _known_rates(self) -> dict[str, float]:
         if self._whole:
             return dict(self._result["steps_per_s"])
-        rates = {name: mean for name in FLOWS
-                 if (mean := self._over_time(f"flow/{name}_sps")) is not None}  # fmt: skip
+        means = {name: self._history.mean(f"flow/{name}_sps", "wall_s") for name in FLOWS}
+        rates = {name: mean for name, mean in means.items() if mean is not None}
         if not rates:
             self._missing["throughput"] = "no row of metrics was written: it ended within a second."
         return rates
 
-    def _over_time(self, key: str) -> float | None:
-        points = self._history.series(key)
-        seconds = [x - before for (x, _), (before, _) in zip(points, [(0.0, 0.0), *points],
-                                                             strict=False)]  # fmt: skip
-        total = sum(seconds)
-        if total <= 0:
-            return None
-        return sum(s * y for s, (_, y) in zip(seconds, points, strict=True)) / total
-
-    def _time(self) -> tuple[dict[str, dict[str, float]], float]:
+    def _known_time(self) -> tuple[dict[str, dict[str, float]], float]:
         """Shares, and the seconds that they are of."""
         if self._whole:
             time = {host: dict(kinds) for host, kinds in self._result["time"].items() if kinds}
@@ -340,16 +334,10 @@ class _Reader:
             )
         return found
 
-    def _planned(
-        self,
-        rates: Mapping[str, float],
-        counts: Mapping[str, float | None],
-        time: Mapping[str, Mapping[str, float]],
-        seconds: float,
-    ) -> Planned | None:
-        plan = read_json(self._folder / PLAN)
-        predicted = None if plan is None else plan.get("predicted")
-        if plan is None or not isinstance(predicted, Mapping):
+    def _planned(self) -> Planned | None:
+        plan = self._plan or {}
+        predicted = plan.get("predicted")
+        if not isinstance(predicted, Mapping):
             there = (self._folder / PLAN).exists()
             self._missing["plan"] = (
                 f"{PLAN} cannot be read as a plan, so it is not known what was predicted."
@@ -358,10 +346,9 @@ class _Reader:
                 f"config, so nothing was predicted."
             )
             return None
-        measured = dict(rates)
-        if "received" in rates:
-            steps, filtered = counts.get("steps") or 0, counts.get("filtered") or 0
-            measured["new"] = new_speed(rates["received"], filtered, steps)
+        measured = dict(self._rates)
+        if "received" in measured:
+            measured["new"] = new_speed(measured["received"], *self._filtered())
         choice = plan.get("choice")
         found = Planned(
             choice=choice if isinstance(choice, Mapping) else {},
@@ -372,7 +359,7 @@ class _Reader:
                 if isinstance(rate, int | float)
             ),
         )
-        told = deviation(found, plan, time, measured, seconds)
+        told = deviation(found, plan, self._time, measured, self._seconds)
         return replace(found, deviation=told)
 
     def _tracks(self) -> Sequence[Track]:
@@ -388,17 +375,15 @@ class _Reader:
             )
         return tracks
 
-    def _verdict(
-        self, time: Mapping[str, Mapping[str, float]], counts: Mapping[str, float | None]
-    ) -> tuple[str, tuple[str, ...]]:
+    def _verdict(self) -> tuple[str, tuple[str, ...]]:
         """And what to change: as the verdict says; where that is nothing, as the shares say."""
         bottleneck = self._result.get("bottleneck") if self._whole else None
         if not bottleneck:
             told = str(self._result.get("verdict", "")) if self._whole else ""
-            return told, self._own_advice(time, counts)
+            return told, self._own_advice()
         advice = tuple(_sentence(text) for text in bottleneck["advice"])
         return f"{bottleneck['kind']}: {bottleneck['text']}", advice or (
-            NOTHING, *self._own_advice(time, counts, judged=True)
+            NOTHING, *self._own_advice(judged=True)
         )  # fmt: skip
 
     def _faults(self) -> tuple[Mapping[str, Any], ...]:
@@ -414,16 +399,14 @@ class _Reader:
                 continue
         return tuple(found)
 
-    def _own_advice(
-        self,
-        time: Mapping[str, Mapping[str, float]],
-        counts: Mapping[str, float | None],
-        judged: bool = False,
-    ) -> tuple[str, ...]:
+    def _filtered(self) -> tuple[float, float]:
+        """Steps that were too stale, of those received."""
+        return self._counts.get("filtered") or 0, self._counts.get("steps") or 0
+
+    def _own_advice(self, judged: bool = False) -> tuple[str, ...]:
         cores = self._manifest.get("machine", {}).get("cores")
-        plan = read_json(self._folder / PLAN)
-        advice = [*of_shares(time, self._config, cores, scaling_of(plan), judged)]
-        filtered, steps = counts.get("filtered") or 0, counts.get("steps") or 0
+        advice = [*of_shares(self._time, self._config, cores, scaling_of(self._plan), judged)]
+        filtered, steps = self._filtered()
         if steps and filtered / steps > 0.01:
             advice.append(
                 f"{filtered / steps:.1%} of the steps received were too stale to be consumed: made "

@@ -66,12 +66,12 @@ class History:
         return [(row[over], row["eval/mean_reward"]) for row in self.evaluations
                 if "eval/mean_reward" in row]  # fmt: skip
 
-    def mean(self, key: str) -> float | None:
-        """Over the updates of the run; None where no row has it."""
+    def mean(self, key: str, over: str = "updates") -> float | None:
+        """Over the updates, or the time, of the run; None where no row has it."""
         total = weight = 0.0
-        for row, updates in self._weighted("updates"):
+        for row, part in self._weighted(over):
             if key in row:
-                total, weight = total + updates * row[key], weight + updates
+                total, weight = total + part * row[key], weight + part
         return total / weight if weight > 0 else None
 
     def shares(self) -> dict[str, float]:
@@ -89,10 +89,6 @@ class History:
             for key, total in sums.items()
             if weights[role := key.partition("/")[0]] > 0
         }
-
-    def reached(self, key: str, limit: float) -> float | None:
-        """Seconds until a value was first at least `limit`, as far as rows show it."""
-        return next((x for x, value in self.series(key) if value >= limit), None)
 
     def _weighted(self, by: str) -> Iterator[tuple[Row, float]]:
         """Every row with how much went by since the one before."""

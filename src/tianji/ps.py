@@ -10,6 +10,7 @@ from typing import Any
 from tianji.errors import Refusal
 from tianji.folder import HOSTS, find_run
 from tianji.machine import process_cpu, process_rss, process_started
+from tianji.view.status import columns
 
 MEASURE = 0.3
 """seconds over which CPU time is measured"""
@@ -44,8 +45,7 @@ def hosts(run: str | None, runs: str = "runs") -> list[dict[str, Any]]:
 def told(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "no run has processes here; runs of engine serial are one process and not listed"
-    head = ("run", "role", "pid", "cores", "state", "steps/s", "CPU %", "RSS MiB")
-    lines = [head]
+    lines = [("run", "role", "pid", "cores", "state", "steps/s", "CPU %", "RSS MiB")]
     for row in rows:
         rate = row["steps_per_s"]
         lines.append(
@@ -60,11 +60,7 @@ def told(rows: list[dict[str, Any]]) -> str:
                 f"{row['rss'] / 2**20:.0f}",
             )
         )
-    wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(text.ljust(n) for text, n in zip(line, wide, strict=True)).rstrip()
-        for line in lines
-    )
+    return "\n".join(columns(lines))
 
 
 def _table(folder: Path) -> list[dict[str, Any]]:

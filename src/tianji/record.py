@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +20,11 @@ from tianji.histogram import Histogram
 from tianji.rebalance import Change
 from tianji.role import State
 from tianji.rows import Appender, Board, drop_torn_line
-from tianji.tally import Tally, only_counts
+from tianji.tally import Tally
 from tianji.types import Array, Report
 from tianji.verdict import Verdict
 from tianji.view.status import Staleness, Status, View, duration, human, number, percent
-from tianji.watch import Episodes, mean_of
-
-COUNTS = ("version", "produced", "received", "consumed", "filtered")
+from tianji.watch import Progress, mean_of
 
 COUNTED = {
     "env": "env_restarts",
@@ -79,8 +78,7 @@ class Recorder:
         self._board = Board(folder / "tb")
         drop_torn_line(folder / "metrics.jsonl")
         self._elapsed_before = 0.0
-        self._last = only_counts(0, 0, 0, 0)
-        self._episodes = Episodes()
+        self.progress = Progress()
         self._return_first: float | None = None
         self._return_best: float | None = None
         self._curve = Curve()
@@ -109,7 +107,7 @@ class Recorder:
     def begin(self) -> None:
         """The first step is about to be made: rates are over the time from here."""
         now = self._clock()
-        self._base = self._mark = Mark(now, self._last)
+        self._base = self._mark = Mark(now, self.progress.last)
         self._marks = deque([self._base])
         """so that rates of recent time are known; the first is at least so old, if there is one"""
         self._shown: tuple[Rates, Staleness | None] | None = None
@@ -119,17 +117,13 @@ class Recorder:
 
     def update(self, report: Report) -> None:
         """Note one report. One with no staleness and no metrics only brings the counts."""
-        self._last = report
-        if len(report.episodes):
-            self._note_episodes(report.episodes, report.received)
+        self._note(report, report.episodes)
         self._recent.add(report)
 
     def merge(self, tally: Tally) -> None:
         """Note several updates at once."""
         assert tally.last is not None
-        self._last = tally.last
-        if len(episodes := tally.episodes):
-            self._note_episodes(episodes, tally.last.received)
+        self._note(tally.last, tally.episodes)
         self._recent.merge(tally)
 
     def tick(
@@ -150,7 +144,10 @@ class Recorder:
             self._write_interval(now)
             self._row_due = now + self._interval
         if now >= self._view_due:
-            rates, spread = self._mark.rates(now, self._last), self._recent.staleness.spread()
+            rates, spread = (
+                self._mark.rates(now, self.progress.last),
+                self._recent.staleness.spread(),
+            )
             recent = self._shown or (rates, spread)
             before = self._clock()
             self._view.show(self._status(*recent))
@@ -160,7 +157,7 @@ class Recorder:
 
     def evaluation(self, steps: int, version: int, episodes: Array) -> None:
         """EPISODE records, played with a version that had seen so many steps."""
-        played = Episodes()
+        played = Progress()
         played.add(episodes)
         mean = mean_of(episodes["return"].tolist())
         length = mean_of(episodes["length"].tolist())
@@ -175,7 +172,7 @@ class Recorder:
     def rebalance(self, change: Change, group: str, active: int | None) -> None:
         """Another number of actors is active."""
         self.active = active
-        when = {"wall_s": round(self.elapsed, 3), "steps": self.steps}
+        when = {"wall_s": round(self.elapsed, 3), "steps": self.progress.last.received}
         whose = {"group": group} if group else {}
         about = {"from": change.before, "to": change.after, "why": change.why}
         self.rebalanced.append(when | whose | about)
@@ -195,19 +192,15 @@ class Recorder:
             self._traced.add(what)
             self.log(fault.traceback.rstrip())
         when = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
-        try:
+        with self._saying_trouble():
             self._faults.write(json.dumps({"time": when} | fault.tree()).encode() + b"\n")
-        except OSError as error:
-            self._say_trouble(error)
 
     def log(self, text: str) -> None:
         """A line to the log alone."""
         when = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        try:
+        with self._saying_trouble():
             self._log.write(f"{when} {text}\n".encode())
             self._log.close()
-        except OSError as error:
-            self._say_trouble(error)
 
     def close(self) -> None:
         """A last row; the last thing shown is of the whole run. The view is not ended."""
@@ -216,50 +209,29 @@ class Recorder:
         self._closed = True
         now = self._clock()
         self.verdict = self.verdict or self.conclusion
-        if self._last is not self._mark.report:
+        if self.progress.last is not self._mark.report:
             self._write_interval(now)
         self._write_spread()
         self.verdict = self.conclusion or self.verdict
-        self._view.show(self._status(self._base.rates(now, self._last), self._staleness()))
+        self._view.show(self._status(self._base.rates(now, self.progress.last), self._staleness()))
         self._due = math.inf
         for file in (self._rows, self._board, self._log, self._faults):
-            try:
+            with self._saying_trouble():  # a network disk may find out only now that it is full
                 file.close()
-            except OSError as error:  # a network disk may find out only now that it is full
-                self._say_trouble(error)
 
     @property
     def elapsed(self) -> float:
         """Seconds since the run started, those of the processes before a resume included."""
         return self._elapsed_before + self._clock() - self._started
 
-    @property
-    def steps(self) -> int:
-        """Received."""
-        return self._last.received
-
-    @property
-    def episodes(self) -> int:
-        return self._episodes.count
-
-    @property
-    def return_mean(self) -> float | None:
-        """Of the last 100 episodes; None before the first."""
-        return self._episodes.return_mean
-
-    @property
-    def length_mean(self) -> float | None:
-        """Of the last 100 episodes, in steps; None before the first."""
-        return self._episodes.length_mean
-
     def summary(self) -> dict[str, Any]:
-        last, now = self._last, self._clock()
+        last, now = self.progress.last, self._clock()
         rates = self._base.rates(now, last)
         staleness = self._staleness()
         summary: dict[str, Any] = {
-            "episodes": self.episodes,
-            "return_mean": finite(self.return_mean),
-            "length_mean": self.length_mean,
+            "episodes": self.progress.episodes,
+            "return_mean": finite(self.progress.return_mean),
+            "length_mean": self.progress.length_mean,
             "steps_per_s": rates._asdict(),
             "measured": {
                 "begin": self._elapsed_before + self._base.time - self._started,
@@ -271,24 +243,18 @@ class Recorder:
             "replay_ratio": last.consumed / last.received if last.received else None,
             "filtered": last.filtered,
         }
-        if (win_rate := self._episodes.win_rate) is not None:
+        if (win_rate := self.progress.win_rate) is not None:
             summary["win_rate"] = win_rate
         return summary | ({"rows_lost": self.rows_lost} if self.rows_lost else {})
 
     def state(self) -> State:
-        last = self._last
         return {
             "elapsed": self.elapsed,
-            "version": last.version,
-            "produced": last.produced,
-            "received": last.received,
-            "consumed": last.consumed,
-            **self._episodes.state(),
+            **self.progress.state(),
             "rows_lost": self.rows_lost,
             "return_first": self._return_first,
             "return_best": self._return_best,
             "curve": np.array(self._curve.points, np.float64).reshape(-1, 2),
-            "filtered": last.filtered,
             "faults": dict(self.faults),
             "staleness": self._whole.plus(self._recent.staleness).state(),
             "rebalanced": list(self.rebalanced),
@@ -297,28 +263,26 @@ class Recorder:
     def load_state(self, state: State) -> None:
         """Go on from a state, before `begin`: totals continue, rates are of this process alone."""
         self._elapsed_before = state["elapsed"]
-        counts = (state[name] for name in COUNTS)
-        self._last = only_counts(*counts)
+        self.progress.load_state(state)
         self.rows_lost = state["rows_lost"]
         self.faults = Counter(state["faults"])
         self.rebalanced = list(state.get("rebalanced", []))
-        self._episodes.load_state(state)
         self._return_first, self._return_best = state["return_first"], state["return_best"]
         self._curve = Curve([(x, y) for x, y in state["curve"].tolist()])
         self._whole = Histogram.of(state["staleness"])
-        self._board.resume(self._last.received)
+        self._board.resume(self.progress.last.received)
         self.begin()
 
-    def _note_episodes(self, episodes: Array, received: int) -> None:
-        self._episodes.add(episodes)
-        mean = self.return_mean
-        if mean is None or not math.isfinite(mean):
+    def _note(self, last: Report, episodes: Array) -> None:
+        self.progress.note(last, episodes)
+        mean = finite(self.progress.return_mean)
+        if mean is None or not len(episodes):
             return
         if self._return_first is None:
             self._return_first = mean
-        if self._episodes.full:
+        if self.progress.full:
             self._return_best = mean if self._return_best is None else max(mean, self._return_best)
-        self._curve.add(received, mean)
+        self._curve.add(last.received, mean)
 
     def _staleness(self) -> Staleness | None:
         """Of the whole run."""
@@ -326,30 +290,30 @@ class Recorder:
 
     def _counts(self) -> dict[str, float | None]:
         return {
-            "steps": self._last.received,
-            "updates": self._last.version,
-            "episodes": self.episodes,
+            "steps": self.progress.last.received,
+            "updates": self.progress.last.version,
+            "episodes": self.progress.episodes,
             "seconds": self._elapsed_before + self._clock() - self._base.time,  # as stop.seconds
-            "return": finite(self.return_mean),
-            "win_rate": self._episodes.win_rate,
+            "return": finite(self.progress.return_mean),
+            "win_rate": self.progress.win_rate,
         }
 
     def _status(self, rates: Rates, staleness: Staleness | None) -> Status:
         fraction, goals = progress(self._limits, self._counts(), self._return_first)
         return Status(
             elapsed=self.elapsed,
-            steps=self._last.received,
-            updates=self._last.version,
-            episodes=self.episodes,
+            steps=self.progress.last.received,
+            updates=self.progress.last.version,
+            episodes=self.progress.episodes,
             produced=rates.produced,
             received=rates.received,
             consumed=rates.consumed,
             fraction=fraction,
             goals=goals,
-            return_mean=finite(self.return_mean),
+            return_mean=finite(self.progress.return_mean),
             return_best=self._return_best,
-            length_mean=self.length_mean,
-            win_rate=self._episodes.win_rate,
+            length_mean=self.progress.length_mean,
+            win_rate=self.progress.win_rate,
             staleness=staleness,
             util=self._util,
             verdict=self.verdict,
@@ -357,12 +321,12 @@ class Recorder:
         )
 
     def _write_interval(self, now: float) -> None:
-        last, before = self._last, self._mark.report
+        last, before = self.progress.last, self._mark.report
         recent = self._recent
         rates, staleness = self._mark.rates(now, last), recent.staleness.spread()
         row: dict[str, float | None] = {
-            "rollout/ep_rew_mean": self.return_mean,
-            "rollout/ep_len_mean": self.length_mean,
+            "rollout/ep_rew_mean": self.progress.return_mean,
+            "rollout/ep_len_mean": self.progress.length_mean,
             "train/n_updates": last.version,
             "time/fps": self._base.rates(now, last).received,
             "time/total_timesteps": last.received,
@@ -373,7 +337,7 @@ class Recorder:
         }
         if self.predicted is not None:
             row["plan/predicted_sps"] = self.predicted
-        if (win_rate := self._episodes.win_rate) is not None:
+        if (win_rate := self.progress.win_rate) is not None:
             row["rollout/win_rate"] = win_rate
         if (received := last.received - before.received) > 0:
             row["flow/replay_ratio"] = (last.consumed - before.consumed) / received
@@ -407,24 +371,22 @@ class Recorder:
         if whole.size == 0:
             return
         new = self._spread.with_name(f"{STALENESS}.new")
-        try:
+        with self._saying_trouble():
             new.write_text(json.dumps(whole.tree()) + "\n")
             new.replace(self._spread)
-        except OSError as error:
-            self._say_trouble(error)
 
     def _recent_rates(self, now: float) -> Rates:
         """Over as long as a verdict is made of."""
-        self._marks.append(Mark(now, self._last))
+        self._marks.append(Mark(now, self.progress.last))
         while len(self._marks) > 2 and self._marks[1].time <= now - RECENT:
             self._marks.popleft()
-        return self._marks[0].rates(now, self._last)
+        return self._marks[0].rates(now, self.progress.last)
 
     def _write(self, steps: int, version: int, values: Mapping[str, float | None]) -> None:
         """One row to metrics.jsonl and to TensorBoard; one that does not fit is counted as lost."""
         scalars = {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
         head = {"step": steps, "wall_s": round(self.elapsed, 3), "updates": version}
-        row = head | {"episodes": self.episodes} | scalars
+        row = head | {"episodes": self.progress.episodes} | scalars
         error: OSError | None = None
         try:
             self._rows.write(json.dumps(row, allow_nan=False).encode() + b"\n")
@@ -436,6 +398,14 @@ class Recorder:
             error = error or raised
         if error is not None:
             self.rows_lost += 1
+            self._say_trouble(error)
+
+    @contextlib.contextmanager
+    def _saying_trouble(self) -> Iterator[None]:
+        """What the disk does not take is said, and stops nothing."""
+        try:
+            yield
+        except OSError as error:
             self._say_trouble(error)
 
     def _say_trouble(self, error: OSError) -> None:

@@ -183,6 +183,17 @@ def by_flow(found: Mapping[str, T]) -> dict[str, T]:
     return {flow: value for role, value in found.items() if (flow := role_kind(role).flow)}
 
 
+def waits_for(kind: str) -> str:
+    """Whom a kind of time was spent waiting for; empty where it was work."""
+    tail = kind.rpartition("/")[2]
+    return tail.removeprefix("wait_") if tail.startswith("wait_") else ""
+
+
+def waiting(kinds: Mapping[str, float]) -> float:
+    """What of it is waiting."""
+    return sum(value for kind, value in kinds.items() if waits_for(kind))
+
+
 def in_picture(role: str, work: str) -> str:
     """What a kind of work is in the picture; where its role does not say, what others say of it."""
     kinds = (role_kind(role), *KINDS.values())

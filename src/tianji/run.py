@@ -642,10 +642,10 @@ class _Run:
             "end": [spec.updates, spec.steps],
             "evaluated": self._evaluated,
         }
-        score = self._evaluated if evaluates(self._config) else self._recorder.return_mean
+        score = self._evaluated if evaluates(self._config) else self._recorder.progress.return_mean
         meta = {"updates": updates_of(parts), "seed": self._config.seed}
         try:
-            path = self._checkpoints.save(self._recorder.steps, parts, meta, score)
+            path = self._checkpoints.save(self._recorder.progress.last.received, parts, meta, score)
             self._recorder.event(f"checkpoint {path.name}")
         except CheckpointNotSaved as error:
             self._unsaved += 1
@@ -667,7 +667,7 @@ class _Run:
             run_dir=str(self._folder),
             wall_s=round(self._age(), 3),
             start_s=round(self._start_s, 3),
-            steps=self._recorder.steps,
+            steps=self._recorder.progress.last.received,
             updates=self._engine.version,
             episodes=summary["episodes"],
             return_mean=summary["return_mean"],

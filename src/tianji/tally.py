@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tianji.histogram import Histogram
@@ -84,11 +86,7 @@ class Tally:
     @classmethod
     def of(cls, state: State) -> Tally:
         self = cls()
-        counts = only_counts(*state["counts"])
-        self.last = Report(
-            counts.version, counts.produced, counts.received, counts.consumed, counts.episodes,
-            {}, counts.staleness, counts.filtered, share=state["share"],
-        )  # fmt: skip
+        self.last = replace(only_counts(*state["counts"]), share=state["share"])
         self.updates, self._fresh = state["updates"], state["fresh"]
         self.sums, self.uses = dict(state["sums"]), dict(state["uses"])
         self.staleness = Histogram.of(state["staleness"])

@@ -13,7 +13,7 @@ import numpy as np
 
 from tianji.errors import Refusal
 from tianji.folder import find_run
-from tianji.role_names import KINDS, UPDATING, in_picture, parse_role, role_kind
+from tianji.role_names import KINDS, UPDATING, in_picture, parse_role, role_kind, waits_for
 from tianji.types import Array
 
 TRACE = "trace"
@@ -42,8 +42,6 @@ OTHER = "run/other"
 
 NUMBERS = {"inference": "1", "simulation": "2", "update": "3", "priorities": "4"}
 """by which the paper calls them"""
-
-WAIT = "wait_"
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Track:
 def kind_of(key: str) -> str:
     """What the paper's Figure 1 would call an event, or "wait", or "other"."""
     role, _, kind = key.partition("/")
-    return "wait" if kind.startswith(WAIT) else in_picture(role, kind)
+    return "wait" if waits_for(kind) else in_picture(role, kind)
 
 
 class Ring:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tianji.flow import GAIN, LEAST, Flow
-from tianji.role_names import SERIAL, WORKER, by_flow, role_kind
+from tianji.role_names import SERIAL, WORKER, by_flow, role_kind, waiting
 
 SAMPLE, TRAIN, COMMUNICATION, BALANCED = KINDS = (
     "sample-bound", "train-bound", "communication-bound", "balanced",
@@ -171,7 +171,7 @@ def _normal(kinds: Mapping[str, float]) -> dict[str, float]:
 
 def _waits(kinds: Mapping[str, float]) -> float:
     """Share of waiting for another role."""
-    return min(1.0, sum(share for kind, share in kinds.items() if kind.startswith("wait_")))
+    return min(1.0, waiting(kinds))
 
 
 def busy(kind: str, kinds: Mapping[str, float]) -> float | None:
@@ -247,12 +247,13 @@ def _crowded(flow: Flow, setting: Setting) -> Flow:
     return replace(flow, actors=min(flow.actors, alone) if shared else flow.actors, cores=crowd)
 
 
-def _kind(flow: Flow) -> str:
-    acting, learning, receiving = flow.actors, flow.learner, flow.buffer
-    if receiving >= max(acting, learning):
+def _kind(flow: Flow, between: bool = True) -> str:
+    """`between`: can time go by between the roles?"""
+    acting, learning = flow.actors, flow.learner
+    longer = max(acting, learning)
+    if flow.buffer >= longer:
         return COMMUNICATION
-    between = 1.0 - acting - learning
-    if (between > max(acting, learning)) if flow.turns else (max(acting, learning) < IDLE):
+    if between and (1.0 - acting - learning > longer if flow.turns else longer < IDLE):
         return COMMUNICATION
     if min(acting, learning) >= EVEN * max(acting, learning):
         return BALANCED
@@ -327,16 +328,7 @@ def _in_one(name: str, time: Mapping[str, float], setting: Setting) -> Verdict |
             )
     where = "one process" if name == SERIAL else "each worker"
     text = _with_silent(f"{where}: {told}", setting)
-    return Verdict(_kind_in_one(flow), text, tuple(advice), sides)
-
-
-def _kind_in_one(flow: Flow) -> str:
-    acting, learning = flow.actors, flow.learner
-    if flow.buffer >= max(acting, learning):
-        return COMMUNICATION
-    if min(acting, learning) >= EVEN * max(acting, learning):
-        return BALANCED
-    return TRAIN if learning > acting else SAMPLE
+    return Verdict(_kind(flow, between=False), text, tuple(advice), sides)
 
 
 def _with_silent(text: str, setting: Setting) -> str:

@@ -13,18 +13,22 @@ import numpy as np
 from tianji.config import Config
 from tianji.errors import Failure
 from tianji.role import State
+from tianji.tally import only_counts
 from tianji.trigger import TRIGGERS, Counts, Every, Reached, Trigger, either
 from tianji.types import Array, Report
+
+COUNTS = ("version", "produced", "received", "consumed", "filtered")
 
 WINDOW = 100
 """episodes that mean returns and lengths are over"""
 
 
-class Episodes:
-    """The last 100 episodes, and how many there were."""
+class Progress:
+    """How far a run is: its newest counts, and its last 100 episodes."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.last = only_counts(0, 0, 0, 0)
+        self.episodes = 0
         self.return_mean: float | None = None
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
@@ -44,9 +48,16 @@ class Episodes:
     def full(self) -> bool:
         return len(self.returns) == WINDOW
 
+    def note(self, last: Report, episodes: Array) -> None:
+        """The counts now, and EPISODE records since those before."""
+        self.last = last
+        self.add(episodes)
+
     def add(self, episodes: Array) -> None:
         """EPISODE records. Sums are made anew, exactly: a running sum of floats would drift."""
-        self.count += len(episodes)
+        if len(episodes) == 0:
+            return
+        self.episodes += len(episodes)
         latest = episodes[-WINDOW:]
         self.returns.extend(latest["return"].tolist())
         self.lengths.extend(latest["length"].tolist())
@@ -55,14 +66,16 @@ class Episodes:
 
     def state(self) -> State:
         return {
-            "episodes": self.count,
+            **{name: getattr(self.last, name) for name in COUNTS},
+            "episodes": self.episodes,
             "returns": np.array(self.returns, np.float64),
             "lengths": np.array(self.lengths, np.int64),
             "wins": np.array(self.wins, np.int64),
         }
 
     def load_state(self, state: State) -> None:
-        self.count = state["episodes"]
+        self.last = only_counts(*(state[name] for name in COUNTS))
+        self.episodes = state["episodes"]
         self.returns.extend(state["returns"].tolist())
         self.lengths.extend(state["lengths"].tolist())
         self.wins.extend(state["wins"].tolist())
@@ -92,7 +105,7 @@ class Watch:
         self.counts = Counts(seconds=elapsed)
         self._clock = clock
         self._started = clock() - elapsed
-        self._episodes = Episodes()
+        self._progress = Progress()
         self._stop = Reached(limits(config))
         self._stop_when = TRIGGERS.get(config.stop.when or "")
         self._stop_name = config.stop.when
@@ -107,9 +120,8 @@ class Watch:
 
     def note(self, report: Report) -> Due:
         """Count it; what is due now."""
-        if len(report.episodes):
-            self._episodes.add(report.episodes)
-        before, self.counts = self.counts, self._counts(report.received, report.version)
+        self._progress.note(report, report.episodes)
+        before, self.counts = self.counts, self._counts()
         if before.updates == report.version:  # nothing was learnt: only the end may be near
             return Due(stop=self.ended(before))
         late = self.counts.seconds - self._saved >= self._save_seconds
@@ -128,27 +140,28 @@ class Watch:
 
     def load_state(self, recorded: State) -> None:
         """Go on from what a recorder's state says."""
-        self._episodes.load_state(recorded)
+        self._progress.load_state(recorded)
         self._started = self._clock() - recorded["elapsed"]
-        self.counts = self._counts(recorded["received"], recorded["version"])
+        self.counts = self._counts()
         self._saved = recorded["elapsed"]
 
-    def _counts(self, steps: int, updates: int) -> Counts:
-        episodes = self._episodes
-        mean = episodes.return_mean if episodes.full else None
-        win_rate = episodes.win_rate
-        if episodes.full and win_rate is None and "win_rate" in self._stop.limits:
+    def _counts(self) -> Counts:
+        progress = self._progress
+        mean, win_rate = (
+            (progress.return_mean, progress.win_rate) if progress.full else (None, None)
+        )
+        if progress.full and win_rate is None and "win_rate" in self._stop.limits:
             raise Failure(
                 "stop.win_rate can never hold: 100 episodes have ended, and the env says of none "
                 "whether it was won. Set stop.return or stop.steps instead."
             )
         return Counts(
-            steps=steps,
-            updates=updates,
-            episodes=episodes.count,
+            steps=progress.last.received,
+            updates=progress.last.version,
+            episodes=progress.episodes,
             seconds=self.seconds,
             return_mean=-math.inf if mean is None else mean,
-            win_rate=-math.inf if win_rate is None or not episodes.full else win_rate,
+            win_rate=-math.inf if win_rate is None else win_rate,
         )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tianji.trace import WAIT, Track, kind_of
+from tianji.role_names import waits_for
+from tianji.trace import Track, kind_of
 from tianji.types import Array
 from tianji.view.timeline import LEGEND
 
@@ -56,7 +57,7 @@ def _slices(process: int, track: Track) -> Iterator[str]:
     heads = []
     for key in track.keys:
         role, _, kind = key.partition("/")
-        name = f"waits for {kind[len(WAIT) :]}" if kind.startswith(WAIT) else kind
+        name = f"waits for {whom}" if (whom := waits_for(kind)) else kind
         words = f'"name":{json.dumps(name)},"cat":{json.dumps(LEGEND[kind_of(key)])}'
         thread = threads.index("run" if role == "driver" else role) + 1
         heads.append(f'{{"ph":"X",{words},"pid":{process},"tid":{thread},"ts":')

@@ -124,3 +124,15 @@ def duration(seconds: float) -> str:
     minutes, s = divmod(int(seconds), 60)
     h, m = divmod(minutes, 60)
     return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
+
+
+def columns(rows: Sequence[Sequence[str]], figures: bool = False) -> list[str]:
+    """Lines of a table, its cells below each other; `figures`: all but the first are figures."""
+    wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(n) if figures and i else cell.ljust(n)
+            for i, (cell, n) in enumerate(zip(row, wide, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

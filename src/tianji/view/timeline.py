@@ -7,6 +7,7 @@ import html
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,24 @@ def home(tracks: Sequence[Track]) -> tuple[float, float]:
             return float(ends[first] - margin), float(ends[last] + margin)
     tenth = (end - begin) / 20
     return float(middle - tenth), float(middle + tenth)
+
+
+EVENTS = 4096
+"""of a host that a page shows, at most: a few cycles; `tianji trace` has all"""
+
+
+def newest(tracks: Sequence[Track], most: int = EVENTS) -> list[Track]:
+    """The last stretch of time in which no host has more than so many events."""
+    full = [track for track in tracks if len(track.key)]
+    since = max((float(track.begin[-most:][0]) for track in full), default=0.0)
+    cut = []
+    for track in full:
+        first = int(np.searchsorted(track.end, since, side="right"))
+        if first < len(track.key):
+            part = slice(first, None)
+            cut.append(replace(track, key=track.key[part], begin=track.begin[part],
+                               end=track.end[part]))  # fmt: skip
+    return cut
 
 
 def _content(tracks: Sequence[Track]) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tianji.against import Planned
-from tianji.critical import waits_for
 from tianji.explain import FLOWS, Explained
 from tianji.plan import Choice
-from tianji.role_names import SERIAL, WORKER, by_flow, role_kind
+from tianji.role_names import SERIAL, WORKER, by_flow, role_kind, waits_for
 from tianji.view import charts
 from tianji.view.status import duration, human, number
 
