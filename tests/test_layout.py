@@ -8,12 +8,15 @@ from pathlib import Path
 import tianji
 
 ROOT = Path(tianji.__file__).parent
-NOUNS = {"types", "errors", "role", "role_names", "env", "fault", "team", "algorithm", "ledger"}
+NOUNS = {
+    "types", "errors", "role", "role_names", "env", "fault", "team", "algorithm", "ledger",
+    "description", "train_state",
+}  # fmt: skip
 PURE = {"balance", "trigger", "relax"}
 PARTS = {
     "store", "returns", "optim", "networks", "distributions", "moments", "frames", "gradients",
     "sumtree", "prioritized", "recurrent", "actor_critic", "corrections", "episodes", "recorded",
-    "sight", "columns",
+    "sight", "columns", "off_policy",
 }  # fmt: skip
 ROLES = {"actor", "buffer", "learner", "evaluator", "server"}
 

@@ -152,10 +152,10 @@ class Trainer:
             shared = shared and shared.after(len(optimizers[name].flat.data))
         for module in (m for copies in self._copies.values() for m in copies.values()):
             module.requires_grad_(False)
-        flats = {name: Flat(copies) for name, copies in self._copies.items() if copies}
+        self._flats = {name: Flat(copies) for name, copies in self._copies.items() if copies}
         index = spec.index("learner", 0 if together else spec.learner)
         self._rng = generator(spec.seed, "learner", index)
-        self.state = TrainState(optimizers, flats, counters={"updates": 0}, rng=self._rng)
+        self.state = TrainState(optimizers, {**self._flats}, counters={"updates": 0}, rng=self._rng)
         self._optimizers = optimizers
         self._params = Params(made.params)
         share = hyper.batch_size // spec.learners
@@ -193,7 +193,7 @@ class Trainer:
 
     def _follow(self, every: int, tau: float) -> None:
         """Move targets by tau at every update; where `every` is not 0, all the way at so many."""
-        for name, target in self.state.flats.items():
+        for name, target in self._flats.items():
             online = self._optimizers[name].flat
             if every == 0:
                 target.data.lerp_(online.data, tau)

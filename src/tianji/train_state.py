@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from tianji.role import State, generator_state, load_generator_state
 from tianji.types import Array, Leaves
-
-if TYPE_CHECKING:  # who learns without torch need not wait for it
-    from tianji.moments import Moments
-    from tianji.optim import Flat, Optimizer
 
 Fate = Literal["averaged", "local"]
 """what becomes of an array where groups join their models: one for all of them, or each its own"""
@@ -22,15 +18,40 @@ ADAM: dict[str, Fate] = dict.fromkeys(("optimizer.m", "optimizer.v", "optimizer.
 """of an optimizer's moments and its count of steps"""
 
 
+class Named(Protocol):
+    """Parameters, or what a normaliser has seen."""
+
+    def arrays(self) -> Leaves: ...
+
+    def load(self, arrays: Mapping[str, Array]) -> None: ...
+
+
+class Steps(Protocol):
+    """An optimizer."""
+
+    @property
+    def flat(self) -> Named: ...
+
+    @property
+    def transforms(self) -> bool:
+        """Does it heed what is asked of gradients?"""
+
+    def finite(self) -> bool: ...
+
+    def state(self) -> State: ...
+
+    def load_state(self, state: State) -> None: ...
+
+
 @dataclass
 class TrainState:
     """All that changes while a trainer learns. Each key is a name in the saved state."""
 
-    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    optimizers: Mapping[str, Steps] = field(default_factory=dict)
     """and the parameters that they step"""
-    flats: dict[str, Flat] = field(default_factory=dict)
+    flats: dict[str, Named] = field(default_factory=dict)
     """parameters that follow others: target networks"""
-    moments: dict[str, Moments] = field(default_factory=dict)
+    moments: Mapping[str, Named] = field(default_factory=dict)
     """of what streams by; the names of their arrays begin with the key"""
     learnt: Leaves = field(default_factory=dict)
     """what is learnt without an optimizer; loaded in place"""
@@ -73,7 +94,7 @@ class TrainState:
         """All that is needed to go on, in memory of its own."""
         return {
             "optimizers": {name: each.state() for name, each in self.optimizers.items()},
-            "flats": {name: flat.copies() for name, flat in self.flats.items()},
+            "flats": {name: _copies(flat.arrays()) for name, flat in self.flats.items()},
             "moments": {name: _copies(each.arrays()) for name, each in self.moments.items()},
             "learnt": _copies(self.learnt),
             "arrays": _copies(self.arrays),
@@ -96,7 +117,7 @@ class TrainState:
         if self.rng is not None:
             load_generator_state(self.rng, state["rng"])
 
-    def _flats(self) -> list[Flat]:
+    def _flats(self) -> list[Named]:
         """Of all parameters."""
         return [*(optimizer.flat for optimizer in self.optimizers.values()), *self.flats.values()]
 
