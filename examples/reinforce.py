@@ -15,7 +15,7 @@ from tianji.optim import Optimizer
 from tianji.role import generator
 from tianji.store import once, served_once
 from tianji.train_state import TrainState
-from tianji.types import Params, floats
+from tianji.types import Params
 
 
 @register_algorithm("reinforce")
@@ -71,14 +71,11 @@ def make_modules(spec):
 class Policy:
     """On the actor: choose, and record nothing beside the action."""
 
-    extras: ClassVar = {}
-
     def __init__(self, spec):
         module = make_modules(spec)["policy"]
         observation = spec.env.observation["obs"]
         self._over = distribution(spec.env.action)
         self._network = networks.inference(spec.network, observation, module, "policy")
-        self.shapes = networks.shapes({"policy": module})
 
     def initial(self, B):
         return {}  # no recurrent state
@@ -108,7 +105,7 @@ class Trainer:
             self._modules, 0.5, team=spec.team, shared=spec.shared, gradients=spec.gradients
         )
         self.state = TrainState({"all": self._optimizer})
-        self._params = Params(floats(Policy(spec).shapes))
+        self._params = Params(hyper.describe(spec).params)
         self._losses, self._rows = [], 0
 
     def take(self, part):

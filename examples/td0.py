@@ -11,7 +11,7 @@ from tianji.description import Description, averaged
 from tianji.env import Discrete
 from tianji.store import once, served_once
 from tianji.train_state import TrainState
-from tianji.types import Params, floats
+from tianji.types import Params
 
 
 @register_algorithm("td0")
@@ -56,11 +56,8 @@ class TD0:
 class Policy:
     """On the actor: without a model of the env, values of states do not say what to do."""
 
-    extras: ClassVar = {}
-
     def __init__(self, spec):
         self._actions = spec.env.action.n
-        self.shapes = {"theta": spec.env.observation["obs"].shape}
 
     def initial(self, B):
         return {}  # no recurrent state
@@ -79,7 +76,7 @@ class Trainer:
 
     def __init__(self, hyper, spec):
         self._hyper = hyper
-        self._params = Params(floats(Policy(spec).shapes))  # zeros
+        self._params = Params(hyper.describe(spec).params)  # zeros
         self._errors = []
         self.state = TrainState(learnt={"theta": self._params["theta"]})  # by name
 

@@ -102,7 +102,6 @@ class Counting:
     """Counts the steps of each episode; the action is what the picture and the count say."""
 
     extras: ClassVar[dict] = {"count": leaf((), np.float32)}
-    shapes: ClassVar[dict] = {"w": (1,)}
 
     def initial(self, n):
         return {"count": np.zeros(n, np.float32)}

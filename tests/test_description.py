@@ -4,35 +4,40 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tianji.algorithm import Gradients
-from tianji.build import assembly
+from tianji.algorithms.ppo import PPO
+from tianji.build import assembly, build
 from tianji.config import load_config
 from tianji.description import Model
+from tianji.env import make_env
 from tianji.errors import Refusal
 from tianji.spec import make_spec
+from tianji.testing import check_algorithm
+from tianji.testing.algorithm import config_for
 from tianji.transports.memory import Memory
-from tianji.types import floats, leaf
+from tianji.types import leaf
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 SMALL = ["algorithm.warmup=2000", "algorithm.capacity=4000"]
-PPO = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}, "scale": {"envs_per_actor": 4}}
-PPO |= {"stop": {"updates": 9}}
-DQN = PPO | {"algorithm": {"name": "dqn"}}
-PENDULUM = PPO | {"env": {"id": "Pendulum-v1"}}
-SPREAD = PPO | {"env": {"id": "mpe/simple_spread"}}
+BASE = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}, "scale": {"envs_per_actor": 4}}
+BASE |= {"stop": {"updates": 9}}
+DQN = BASE | {"algorithm": {"name": "dqn"}}
+PENDULUM = BASE | {"env": {"id": "Pendulum-v1"}}
+SPREAD = BASE | {"env": {"id": "mpe/simple_spread"}}
 LOCAL = ["scale.engine=local"]
 
 MORE = {
-    "streamed": (PPO, [*LOCAL, "scale.relax=periodic", "scale.actors=3"]),
-    "streamed, learners": (PPO, [*LOCAL, "scale.relax=periodic", "scale.actors=4",
+    "streamed": (BASE, [*LOCAL, "scale.relax=periodic", "scale.actors=3"]),
+    "streamed, learners": (BASE, [*LOCAL, "scale.relax=periodic", "scale.actors=4",
                                  "scale.learners=2"]),
-    "window": (PPO, ["reuse.window=4", "relax.lead=0"]),
-    "learners": (PPO, [*LOCAL, "scale.actors=4", "scale.learners=2"]),
-    "gru": (PPO, ["network.recurrent=gru"]),
-    "linear": (PPO, ["algorithm.schedule=linear"]),
+    "window": (BASE, ["reuse.window=4", "relax.lead=0"]),
+    "learners": (BASE, [*LOCAL, "scale.actors=4", "scale.learners=2"]),
+    "gru": (BASE, ["network.recurrent=gru"]),
+    "linear": (BASE, ["algorithm.schedule=linear"]),
     "normalised": (PENDULUM, ["algorithm.normalise_observation=true",
                               "algorithm.normalise_reward=true"]),
     "target with a deviation": (PENDULUM, ["algorithm.name=appo"]),
@@ -60,15 +65,19 @@ def check(config):
     with contextlib.closing(joined.spare[0]), contextlib.closing(transport):
         said = algorithm.describe(spec)
         policy = algorithm.policy(spec)
-        assert list(said.params.items()) == list(floats(policy.shapes).items()), "in this order"
-        assert said.extras == dict(policy.extras)
         assert said.recurrent == {
             name: leaf(array.shape[1:], array.dtype) for name, array in policy.initial(2).items()
         }
         store = joined.store(transport)
         assert (said.selection, said.pieces) == (store.selection, store.pieces)
         trainer = algorithm.trainer(dataclasses.replace(spec, gradients=Gradients("gac")))
-        assert trainer.params(0).layout == said.params
+        assert list(trainer.params(0).layout.items()) == list(said.params.items()), "in order"
+        policy.load(trainer.params(0))
+        env, rng = joined.spare[0], np.random.default_rng(0)
+        recorded = policy.act(env.reset(0), policy.initial(env.num_envs), rng).extras
+        assert {name: array.shape[1:] for name, array in recorded.items()} == {
+            name: leaf.shape for name, leaf in said.extras.items()
+        }
         fates, found = trainer.state.fates(), leaves(trainer.state.networks())
         assert said.models == {name: Model(leaf, fates[name]) for name, leaf in found.items()}
         assert said.gradients == any(x.transforms for x in trainer.state.optimizers.values())
@@ -97,9 +106,74 @@ def test_what_an_algorithm_says_of_its_parts_is_what_they_are(case):
 
 def test_nothing_is_allocated_for_a_description(monkeypatch):
     """Not even 400 GB of weights."""
-    config = load_config(PPO, ["network.hidden=[300000, 300000]"])
+    config = load_config(BASE, ["network.hidden=[300000, 300000]"])
     with contextlib.closing(config.env.make(1)) as env:
         spec = make_spec(config, env.spec)
     monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda tensor, *_, **__: tensor)
     said = config.algorithm.describe(spec)
     assert said.models["policy.layers.1.weight"].leaf.shape == (300_000, 300_000)
+
+
+class Lying(PPO):
+    """Says that one leaf is another than it is."""
+
+    def describe(self, spec):
+        return self.lie(super().describe(spec))
+
+
+class Larger(Lying):
+    def lie(self, said):
+        grown = {"value.layers.0.bias": Model(leaf((999,), np.float32))}
+        return dataclasses.replace(said, models=said.models | grown)
+
+
+class Kept(Lying):
+    def lie(self, said):
+        kept = {"obs.mean": dataclasses.replace(said.models["obs.mean"], fate="local")}
+        return dataclasses.replace(said, models=said.models | kept)
+
+
+class Unlearnt(Lying):
+    def lie(self, said):
+        more = {"dream": Model(leaf((2,), np.float32))}
+        return dataclasses.replace(said, models=said.models | more)
+
+
+class Halved(Lying):
+    def lie(self, said):
+        half = {"policy.layers.1.weight": leaf((8, 8), np.float16)}
+        return dataclasses.replace(said, params=said.params | half)
+
+
+class Remembering(Lying):
+    def lie(self, said):
+        return dataclasses.replace(said, recurrent={"memory": leaf((3,), np.float32)})
+
+
+class Recording(Lying):
+    def lie(self, said):
+        return dataclasses.replace(said, extras=said.extras | {"q": leaf((), np.float32)})
+
+
+LIES = [
+    (Larger, r"Trainer has value\.layers\.0\.bias \[8\] float32, .* says .* \[999\]"),
+    (Kept, r"obs\.mean \[5\] float64, averaged .* obs\.mean \[5\] float64, local"),
+    (Unlearnt, r"no dream .* says dream \[2\]"),
+    (Halved, r"policy\.layers\.1\.weight .* float32 among its params, .* float16"),
+    (Remembering, r"Policy has no memory among its recurrent state"),
+]
+
+
+@pytest.mark.parametrize(("lying", "leaf"), LIES)
+def test_a_part_that_is_not_as_described_is_refused_by_the_leafs_name(lying, leaf):
+    make = lambda num_envs: make_env("toy/Chain", num_envs, {})  # noqa: E731
+    with pytest.raises(Refusal, match=f"(?s){leaf}.*Let both come from one table"):
+        build(config_for(lying(minibatches=1)), make)
+    with pytest.raises(AssertionError, match=f"(?s){leaf}"):
+        check_algorithm(lying(minibatches=1), make)
+
+
+def test_what_a_policy_does_not_record_is_found():
+    make = lambda num_envs: make_env("toy/Chain", num_envs, {})  # noqa: E731
+    with pytest.raises((AssertionError, KeyError), match="q"):
+        check_algorithm(Recording(minibatches=1), make)

@@ -78,7 +78,6 @@ class Counting:
     """A recurrent policy that counts its own steps, and writes the count down."""
 
     extras: ClassVar[dict] = {"count": leaf((), np.float32)}
-    shapes: ClassVar[dict] = {"w": (1,)}
 
     def initial(self, n):
         return {"count": np.zeros(n, np.float32)}

@@ -21,7 +21,7 @@ from tianji.role import generator_state, load_generator_state
 from tianji.store import Replay
 from tianji.testing import check_algorithm, check_env
 from tianji.testing.algorithm import config_for, run_updates
-from tianji.types import Params, Rollout, floats, leaf
+from tianji.types import Params, Rollout, leaf
 
 SMALL = MADDPG(batch_size=32, new_steps=16, warmup=64, capacity=512, noise_steps=1000)
 
@@ -299,7 +299,7 @@ def test_a_discrete_choice_is_one_of_n_forwards_and_a_softmax_backwards() -> Non
 
 def loaded(hyper, make, scale=1.0, noise=None):
     built = build(config_for(hyper), make)
-    policy, params = hyper.policy(built.spec), Params(floats(hyper.policy(built.spec).shapes))
+    policy, params = hyper.policy(built.spec), Params(hyper.describe(built.spec).params)
     rng = np.random.default_rng(0)
     params.flat[:] = scale * rng.standard_normal(params.flat.size)
     if noise is not None:

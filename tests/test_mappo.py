@@ -31,11 +31,12 @@ def spec_of(algorithm, **kwargs):
     return make_spec(config_for(algorithm), pair(**kwargs)(4).spec)
 
 
-def a_part(spec, policy, seed=0, T=8, B=4):
+def a_part(spec, algorithm, seed=0, T=8, B=4):
     """A rollout of the right shapes with any content, in which the second agent dies at row 4."""
     rng = np.random.default_rng(seed)
     env = spec.env
-    row = Row(env.observation, env.action_leaf, policy.extras, {}, env.reward_leaf)
+    extras = algorithm.describe(spec).extras
+    row = Row(env.observation, env.action_leaf, extras, {}, env.reward_leaf)
     layout = rollout_layout(row, T, B)
     part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
     for name in ("obs", "state"):
@@ -56,7 +57,7 @@ def a_part(spec, policy, seed=0, T=8, B=4):
 def test_agents_become_columns(own_rewards):
     algorithm = MAPPO()
     spec = spec_of(algorithm, own_rewards=own_rewards)
-    part = a_part(spec, algorithm.policy(spec))
+    part = a_part(spec, algorithm)
     folded = fold(part, 2)
     for b in range(4):
         for a in range(2):
@@ -76,7 +77,7 @@ def test_the_value_sees_the_state_what_the_agent_observes_and_which_it_is():
     algorithm = MAPPO()
     spec = spec_of(algorithm)
     trainer = algorithm.trainer(spec)
-    part = a_part(spec, algorithm.policy(spec))
+    part = a_part(spec, algorithm)
     _, seen = trainer._look(part)
     critic = seen.critic.numpy()
     assert critic.shape == (9, 8, 4 + 9 + 2)
@@ -93,7 +94,7 @@ def test_without_a_state_the_value_sees_what_all_observe():
     spec = spec_of(algorithm)
     observation = {k: v for k, v in spec.env.observation.items() if k != "state"}
     spec = replace(spec, env=replace(spec.env, observation=observation))
-    part = a_part(spec_of(algorithm), algorithm.policy(spec))
+    part = a_part(spec_of(algorithm), algorithm)
     del part.observation["state"]
     _, seen = algorithm.trainer(spec)._look(part)
     critic = seen.critic.numpy()
@@ -116,7 +117,7 @@ WHOLE = MAPPO(epochs=1, minibatches=1, normalise_value=False)
 
 def test_advantages_are_those_of_each_agents_rewards_and_normalised_over_those_that_act():
     spec = spec_of(WHOLE, own_rewards=True)
-    part = a_part(spec, WHOLE.policy(spec))
+    part = a_part(spec, WHOLE)
     _, batch = taken(WHOLE, part, spec)
     folded = fold(part, 2)
     trainer = WHOLE.trainer(spec)
@@ -141,7 +142,7 @@ def test_what_a_dead_agent_does_changes_no_policy():
     algorithm = replace(WHOLE, value_coef=0.0, max_grad_norm=0.0, normalise_advantage=False)
     spec, learnt = spec_of(algorithm), []
     for changed in (False, True):
-        part = a_part(spec, algorithm.policy(spec))
+        part = a_part(spec, algorithm)
         if changed:
             part.action[4:, :, 1] = 3 - part.action[4:, :, 1]
             part.extras["log_prob"][4:, :, 1] -= 1.0
@@ -157,7 +158,7 @@ def test_what_follows_for_the_others_is_a_dead_agents_return_too():
     """The team's reward after the second agent's death is part of its advantage before."""
     spec, advantages = spec_of(WHOLE), []
     for reward in (0.0, 5.0):
-        part = a_part(spec, WHOLE.policy(spec))
+        part = a_part(spec, WHOLE)
         part.reward[7] = reward
         trainer = WHOLE.trainer(spec)
         trainer.take(part)
@@ -172,7 +173,7 @@ def test_values_are_learnt_over_their_running_mean_and_deviation():
     spec = spec_of(algorithm)
     trainer = algorithm.trainer(spec)
     for _ in range(15):
-        part = a_part(spec, algorithm.policy(spec))
+        part = a_part(spec, algorithm)
         part.reward[:], part.valid[:] = 1000.0, True
         part.terminated[:] = True
         trainer.take(part)

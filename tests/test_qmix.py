@@ -18,7 +18,7 @@ from tianji.errors import Refusal
 from tianji.recurrent import NumpyRecurrent
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for, run_updates
-from tianji.types import EPISODE, Params, Rollout, floats, leaf
+from tianji.types import EPISODE, Params, Rollout, leaf
 
 SMALL = {"warmup": 488, "new_steps": 64, "batch_size": 4, "capacity": 2_000}
 
@@ -263,7 +263,7 @@ def test_own_rewards_are_meant_for_the_team():
 def policy_of(algorithm, make=battle):
     spec = built_for(algorithm, make).spec
     policy, trainer = algorithm.policy(spec), algorithm.trainer(spec)
-    params = Params(floats(policy.shapes))
+    params = Params(algorithm.describe(spec).params)
     np.copyto(params.flat, trainer.params(0).flat)
     return policy, params, trainer
 

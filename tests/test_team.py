@@ -60,10 +60,10 @@ def specs(algorithm, kwargs):
     return replace(halved, learners=1), halved
 
 
-def rollouts(spec, policy, valid_shares):
+def rollouts(spec, algorithm, valid_shares):
     """Four rollouts, the first and the last two of them with so many valid steps."""
     rng = np.random.default_rng(5)
-    row = Row(spec.env.observation, spec.env.action.leaf, policy.extras, {})
+    row = Row(spec.env.observation, spec.env.action.leaf, algorithm.describe(spec).extras, {})
     layout = rollout_layout(row, spec.T, spec.envs)
     for i in range(4):
         part = Rollout.over({k: np.zeros(v.shape, v.dtype) for k, v in layout.items()})
@@ -110,7 +110,7 @@ def learn_once(name, spec, share):
     algorithm, _, valid = CASES[name]
     trainer = algorithm.trainer(spec)
     if algorithm.name == "ppo":
-        parts = list(rollouts(spec, algorithm.policy(spec), valid))[share]
+        parts = list(rollouts(spec, algorithm, valid))[share]
         moments = {"obs.mean": 1.0, "obs.variance": 4.0, "obs.count": 50.0}
         seen = {
             k: np.full_like(a, moments.get(k, 0.0)) for k, a in trainer.state.networks().items()
@@ -156,7 +156,7 @@ def half(rank, path, results):
             told |= {f"{name}/{k}": a for k, a in learn_once(name, spec, share).items()}
     few = replace(WIDE, minibatches=5)
     trainer = few.trainer(replace(specs(few, {"continuous": True})[1], learner=rank, team=team))
-    for part in rollouts(trainer._spec, few.policy(trainer._spec), (0.02, 0.05)):
+    for part in rollouts(trainer._spec, few, (0.02, 0.05)):
         trainer.take(part)
     trainer.finish()
     told |= {f"few/{k}": np.array(a) for k, a in trainer.state.networks().items()}

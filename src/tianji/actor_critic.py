@@ -43,7 +43,7 @@ from tianji.role import generator
 from tianji.sight import Sight, normalised
 from tianji.store import once, served_once
 from tianji.train_state import TrainState
-from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, floats, leaf
+from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, floats
 
 Batch = dict[str, Tensor]
 """columns by name, [rows, ...] each; with a memory also "obs" [T, n, ...], "restart" and "where"
@@ -267,10 +267,6 @@ class Policy:
             networks.inference(spec.network, sight.leaf, part, name)
             for name, part in zip(names, parts, strict=True)
         ]  # fmt: skip
-        self.extras: Layout = {
-            "log_prob": leaf((sight.agents,) if sight.agents else (), np.float32)
-        }
-        self.shapes = networks.shapes({"policy": module}) | self._over.shapes | sight.shapes()
         self._params: Mapping[str, Array] = {}
 
     def initial(self, B: int) -> Leaves:

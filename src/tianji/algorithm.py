@@ -166,11 +166,6 @@ class Decision(NamedTuple):
 class Policy(Protocol):
     """Chooses actions, on the actor; holds nothing that only training needs."""
 
-    extras: Layout
-    """leaves of `Decision.extras`, of one env"""
-    shapes: Mapping[str, tuple[int, ...]]
-    """the params that `load` wants"""
-
     def initial(self, B: int) -> Leaves:
         """The recurrent state before the first step."""
 
@@ -182,9 +177,6 @@ class Policy(Protocol):
 
 class Acting(Protocol):
     """What an actor asks for actions: a policy of its own, or one elsewhere that answers later."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def initial(self, B: int) -> Leaves: ...
 

@@ -365,15 +365,6 @@ def layout(modules: Mapping[str, nn.Module]) -> Layout:
     return {name: leaf(tuple(p.shape), np.float32) for name, p in parameters(modules).items()}
 
 
-def shapes(modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all parameters of named modules."""
-    return {
-        f"{prefix}.{name}": tuple(p.shape)
-        for prefix, module in modules.items()
-        for name, p in module.named_parameters()
-    }
-
-
 class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise of learnt size (Fortunato et al. 2018):
     y = (W + S * out into^T) x + b + s * out."""

@@ -20,7 +20,7 @@ from tianji.evaluator import Evaluation
 from tianji.folder import ARRIVALS, find_run
 from tianji.run import prepare_torch
 from tianji.spec import make_spec
-from tianji.types import Array, Leaves, Params, floats
+from tianji.types import Array, Leaves, Params
 
 MOST_FRAMES = 3000
 """frames of a video, at most"""
@@ -118,7 +118,7 @@ def load(run: str | Path, checkpoint: str = "latest") -> Trained:
     spec = make_spec(config, env.spec)
     env.close()
     policy = config.algorithm.policy(spec)
-    params = Params(floats(policy.shapes))
+    params = Params(config.algorithm.describe(spec).params)
     for name, array in state["params"].items():
         np.copyto(params[name], array)
     policy.load(params)

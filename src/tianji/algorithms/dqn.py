@@ -32,7 +32,7 @@ from tianji.off_policy import Networks, OffPolicy
 from tianji.prioritized import RECORDED, Prioritized, weights
 from tianji.recorded import Recorded, Tensors
 from tianji.role import generator
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,6 @@ def _module(hyper: DQN, spec: Spec) -> nn.Module:
     return module
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the parameters in their order, then epsilon."""
-    return networks.shapes({"q": module}) | {"epsilon": ()}
-
-
 def support(hyper: DQN) -> Array:
     """[atoms]: the returns that c51 gives shares to."""
     return np.linspace(hyper.v_min, hyper.v_max, hyper.atoms, dtype=np.float32)
@@ -233,8 +228,7 @@ class Policy:
         self._support = support(hyper)
         self._epsilon = 1.0
         self._rung = hyper.rung(spec)
-        self.shapes = _shapes(module)
-        self.extras: Layout = RECORDED if hyper._records else {}
+        self._records = hyper._records
 
     def initial(self, B: int) -> Leaves:
         return {}
@@ -251,7 +245,7 @@ class Policy:
             any_action = self._any(len(action), mask, rng)
             explore = rng.random(len(action)) < self._epsilon
             action = np.where(explore, any_action, action)
-        if not self.extras:
+        if not self._records:
             return Decision(action, state, {})
         rows = np.arange(len(action))
         best = legal.max(axis=1)
@@ -274,7 +268,7 @@ class Policy:
             output = self._network(observation, rng)
         else:
             output = self._network(observation)
-        if hyper.distribution == "none" and not (hyper.dueling and self.extras):
+        if hyper.distribution == "none" and not (hyper.dueling and self._records):
             return output[:, :n]
         output = output.reshape(len(output), n + hyper.dueling, -1)
         if hyper.dueling:

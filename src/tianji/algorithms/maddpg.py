@@ -19,7 +19,7 @@ from tianji.env import Continuous, Discrete, MultiDiscrete
 from tianji.errors import Refusal
 from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
-from tianji.types import Array, Layout, Leaf, Leaves, Params, Rollout, leaf
+from tianji.types import Array, Leaf, Leaves, Params, Rollout, leaf
 
 NEVER = -1e9
 """the logit of an action that is not legal"""
@@ -154,11 +154,6 @@ def _critics(hyper: MADDPG, spec: Spec) -> dict[str, nn.Module]:
     return {n: networks.MLP(spec.network, seen, 1) for n in _names(hyper, spec, "critic")}
 
 
-def _shapes(policies: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the parameters in their order, then the noise's deviation."""
-    return networks.shapes(policies) | {"noise": ()}
-
-
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Noise that makes the largest logit a draw from their softmax."""
     drawn = rng.standard_exponential(shape, np.float32)
@@ -167,8 +162,6 @@ def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 class Policy:
     """Each agent by what it observes: an action and noise, or a draw of one of n."""
-
-    extras: ClassVar[Layout] = {}
 
     def __init__(self, hyper: MADDPG, spec: Spec) -> None:
         modules, seen = _policies(hyper, spec), _seen(hyper, spec)
@@ -183,7 +176,6 @@ class Policy:
         if isinstance(spec.env.action, Continuous):
             self._middle, self._half = _range(spec.env.action)
         self._deviation = 0.0
-        self.shapes = _shapes(modules)
 
     def initial(self, B: int) -> Leaves:
         if not self._wanders:

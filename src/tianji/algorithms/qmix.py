@@ -30,7 +30,7 @@ from tianji.off_policy import Networks, OffPolicy
 from tianji.recurrent import NumpyRecurrent, Recurrent
 from tianji.role import generator
 from tianji.store import numbers
-from tianji.types import Array, Layout, Leaves, Params, Rollout, leaf
+from tianji.types import Array, Leaves, Params, Rollout, leaf
 
 
 @dataclass(frozen=True)
@@ -258,11 +258,6 @@ class Inputs:
         return np.broadcast_to(self._legal, (*rows, *self._legal.shape))
 
 
-def _shapes(agent: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the agents' parameters in their order, then epsilon."""
-    return networks.shapes({"q": agent}) | {"epsilon": ()}
-
-
 def _agent(spec: Spec, inputs: Inputs) -> Recurrent:
     return Recurrent(inputs.width, spec.network.hidden[-1], inputs.actions)
 
@@ -270,15 +265,12 @@ def _agent(spec: Spec, inputs: Inputs) -> Recurrent:
 class Policy:
     """Each agent's best legal action, or with probability epsilon any legal one."""
 
-    extras: ClassVar[Layout] = {}
-
     def __init__(self, spec: Spec) -> None:
         self._inputs = Inputs(spec.env)
         module = _agent(spec, self._inputs)
         self._hidden = module.hidden
         self._network = NumpyRecurrent("q")
         self._epsilon = 1.0
-        self.shapes = _shapes(module)
 
     def initial(self, B: int) -> Leaves:
         A = self._inputs.agents

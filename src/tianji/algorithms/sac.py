@@ -15,7 +15,7 @@ from tianji.algorithm import Count, Decision, Fraction, Metrics, NotNegative, Po
 from tianji.distributions import Squashed, bounds
 from tianji.off_policy import Networks, OffPolicy
 from tianji.role import generator
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,8 @@ def _module(spec: Spec, outputs: int) -> nn.Module:
     return module
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a snapshot holds: the parameters in their order, then whether to act at random."""
-    return networks.shapes({"policy": module}) | {"random": ()}
-
-
 class Policy:
     """Draw from a squashed normal; before the first update, anywhere within the bounds."""
-
-    extras: ClassVar[Layout] = {}
 
     def __init__(self, hyper: SAC, spec: Spec) -> None:
         self._bounds = bounds(hyper.name, spec.env)
@@ -97,7 +90,6 @@ class Policy:
         observation = spec.env.observation["obs"]
         self._network = networks.inference(spec.network, observation, module, "policy")
         self._random = True
-        self.shapes = _shapes(module)
 
     def initial(self, B: int) -> Leaves:
         return {}

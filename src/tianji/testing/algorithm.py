@@ -24,7 +24,7 @@ from tianji.driver import Serial, Shuffled
 from tianji.env import Env, TimeStep
 from tianji.learner import UPDATE, NonFinite
 from tianji.train_state import TrainState
-from tianji.types import Array, Leaves, Params, Rollout, floats, rollout_layout, sha256
+from tianji.types import Array, Leaves, Params, Rollout, rollout_layout, sha256
 
 SCALE = ScaleConfig(actors=2, envs_per_actor=4, rollout_length=8)
 AS_PRESET = RelaxConfig()
@@ -203,12 +203,8 @@ def _check_policy(algorithm: Algorithm, make: Callable[[int], Env], network: Net
     env = make(4)
     built = build(config_for(algorithm, network=network), make)
     spec, policy = built.spec, algorithm.policy(built.spec)
-    params = algorithm.trainer(spec).params(0)
-    assert params.layout == floats(policy.shapes), (
-        "the trainer's params are not those that the policy's shapes name, so a snapshot would be "
-        "read wrongly. Make both from one table."
-    )
-    copy = Params(floats(policy.shapes))
+    params, said = algorithm.trainer(spec).params(0), algorithm.describe(spec)
+    copy = Params(said.params)
     np.copyto(copy.buffer, params.buffer)
     policy.load(copy)
     observation, state = env.reset(0), policy.initial(4)
@@ -220,8 +216,10 @@ def _check_policy(algorithm: Algorithm, make: Callable[[int], Env], network: Net
     assert np.array_equal(drawn[0].action, drawn[1].action), (
         "equal generators gave different actions, so nothing could be repeated"
     )
-    assert set(drawn[0].extras) == set(policy.extras), (
-        f"act records {sorted(drawn[0].extras)}, the layout promises {sorted(policy.extras)}"
+    found = {name: array.shape[1:] for name, array in drawn[0].extras.items()}
+    assert found == {name: leaf.shape for name, leaf in said.extras.items()}, (
+        f"act records {found}, describe() says {said.extras}, so that actors would have no place "
+        f"for it"
     )
     greedy = [policy.act(observation, state, None).action for _ in range(2)]
     assert np.array_equal(greedy[0], greedy[1]), (
@@ -242,7 +240,7 @@ def _check_snapshot(
     policies = [algorithm.policy(built.spec) for _ in range(2)]
     params = built.learner._trainer.params(built.learner.version)
     for policy in policies:
-        copy = Params(floats(policy.shapes))
+        copy = Params(params.layout)
         np.copyto(copy.buffer, params.buffer)
         policy.load(copy)
     observation = env.reset(0)
