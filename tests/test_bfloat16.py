@@ -11,7 +11,6 @@ from tianji.build import assemble, assembly
 from tianji.checkpoint import Checkpoints
 from tianji.config import RelaxConfig, ScaleConfig
 from tianji.driver import Shuffled
-from tianji.graph import make_graph
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.transports.memory import Memory
 from tianji.transports.shm import Shm
@@ -34,9 +33,6 @@ def narrowed(array):
 
 class Halves:
     """Acts by its parameters, which say which version they are of."""
-
-    extras = {"version": leaf((), np.int64)}  # noqa: RUF012
-    shapes = {"embed": (3, 2), "scale": ()}  # noqa: RUF012
 
     def initial(self, B):
         return {}
@@ -81,6 +77,10 @@ class Seen:
 class OfHalves(Once):
     kind: type = Halves
 
+    def describe(self, spec):
+        extras = {"version": leaf((), np.int64)}
+        return dataclasses.replace(super().describe(spec), params=LAYOUT, extras=extras)
+
     def policy(self, spec):
         return self.kind()
 
@@ -92,12 +92,7 @@ def built_of(kind, transport):
     scale = ScaleConfig(engine="local", actors=2, envs_per_actor=2, rollout_length=3)
     algorithm = OfHalves(2, Seen(), kind)
     config = config_for(algorithm, scale=scale, relax=RelaxConfig(lead=1.0))
-    joined = assembly(config, lambda n: Marked(n, 0, 3))
-    setup = dataclasses.replace(
-        joined.setup, description=dataclasses.replace(joined.setup.description, params=LAYOUT)
-    )
-    joined = dataclasses.replace(joined, setup=setup, graph=make_graph(config, setup))
-    built = assemble(joined, transport)
+    built = assemble(assembly(config, lambda n: Marked(n, 0, 3)), transport)
     built.learner.begin()
     return built, algorithm.witness
 
