@@ -119,8 +119,7 @@ class Outbox(Protocol):
 
     def granted(self) -> Sequence[Slot]:
         """Slots that can be filled, the oldest grant first, each the same until it is pushed; none:
-        the receiver is behind. Of an ordered conduit there may be newer ones that are not shown yet.
-        """
+        the receiver is behind. An ordered conduit need not show more than the oldest."""
 
     def push(self, slot: Slot) -> None:
         """Offer a granted slot, filled, to the receiver; raises `Gone` where there is none. Where
