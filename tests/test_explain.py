@@ -542,7 +542,8 @@ def test_a_run_that_is_cut_off_is_advised_by_its_plan(local, tmp_path):
     (folder / "plan.json").write_text(json.dumps(plan))
     reader = explain._Reader(folder, running=True)
     time = {"actor": {"wait_buffer": 0.9}, "buffer": {"wait_actor": 1.0}, "learner": {"update": 1}}
-    assert "do not, by the plan's profile" in " ".join(reader._own_advice(time, {}))
+    reader._time = time
+    assert "do not, by the plan's profile" in " ".join(reader._own_advice())
 
 
 TRAIN_BOUND = {

@@ -23,7 +23,7 @@ from tianji.result import EXIT, Result
 from tianji.role_names import by_flow, waiting
 from tianji.run import train, warm
 from tianji.verdict import alone
-from tianji.view.status import SilentView, View, columns, duration, human, number
+from tianji.view.status import SilentView, View, columns, duration, human, number, percent
 
 ALONE = "serial"
 """beside the presets: everything in one process"""
@@ -117,6 +117,11 @@ class Comparison:
             return EXIT[self.stopped]
         return 1 if any(entry.status in ("failed", "refused") for entry in self.entries) else 0
 
+    @property
+    def ran(self) -> list[str]:
+        """Presets that have, as far as it is."""
+        return [preset for preset in self.presets if self.of(preset)]
+
     def of(self, preset: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.preset == preset]
 
@@ -145,8 +150,7 @@ class Comparison:
                     "reached": self.reached(preset),
                     "runs": [asdict(entry) for entry in self.of(preset)],
                 }
-                for preset in self.presets
-                if self.of(preset)
+                for preset in self.ran
             },
             "left_out": dict(self.left_out),
         }
@@ -156,12 +160,9 @@ class Comparison:
         figures = [name for name in FIGURES if name not in BESIDE]
         if not self.target:
             figures.remove("target_s")
-        rows = [("preset", *(FIGURES[name] for name in figures))]
-        for preset in self.presets:
-            if self.of(preset):
-                cells = (self._cell(preset, name) for name in figures)
-                rows.append((preset, *cells))
-        return rows
+        head = ("preset", *(FIGURES[name] for name in figures))
+        return [head, *((preset, *(self._cell(preset, name) for name in figures))
+                        for preset in self.ran)]  # fmt: skip
 
     def _cell(self, preset: str, figure: str) -> str:
         value = self.median(preset, figure)
@@ -176,7 +177,7 @@ class Comparison:
         if figure == "new":
             return human(value)
         if figure in ("freshness", "idle_actor", "idle_learner"):
-            return f"{100 * value:.0f} %"
+            return percent(value)
         if figure == "return_mean":
             return number(value)
         column = (self.median(other, figure) for other in self.presets)

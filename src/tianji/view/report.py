@@ -69,14 +69,8 @@ def page(
     inside = "".join(
         f"<section><h2>{escape(name)}</h2>{html}</section>" for name, html in shown if html
     )
-    scripted = f"<script>{script}</script>" if script else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
-        f"<body><main><header>{head}</header>{inside}</main>{scripted}</body></html>\n"
-    )
+    main = f"<main><header>{head}</header>{inside}</main>"
+    return timeline.document(title, main, STYLE + style, script)
 
 
 def _head(run: Explained, name: str) -> str:

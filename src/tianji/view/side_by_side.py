@@ -79,8 +79,7 @@ def _curves(comparison: Comparison) -> list[Part]:
             drawn.append((f"over {words}", chart))
     if not drawn:
         return [NO_RETURN]
-    ran = [preset for preset in comparison.presets if comparison.of(preset)]
-    key = charts.key([(color(comparison, preset), preset, "") for preset in ran])
+    key = charts.key([(color(comparison, preset), preset, "") for preset in comparison.ran])
     return [figures(drawn), Part(key)]
 
 

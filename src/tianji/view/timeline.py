@@ -41,11 +41,18 @@ LEGEND = {
 
 def page(tracks: Sequence[Track], title: str) -> str:
     """A whole page with one timeline."""
+    return document(title, fragment(tracks, title, "timeline"), f"{BODY}{STYLE}", SCRIPT)
+
+
+def document(title: str, inside: str, style: str, script: str = "") -> str:
+    """A whole HTML page, which reaches for nothing outside of it."""
+    scripted = f"<script>{script}</script>" if script else ""
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{BODY}{STYLE}</style>\n</head>\n<body>\n"
-        f"{fragment(tracks, title, 'timeline')}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{html.escape(title)}</title><style>{style}</style></head>"
+        f"<body>{inside}{scripted}</body></html>\n"
     )
 
 
