@@ -212,12 +212,14 @@ class _Sender:
 
     def granted(self) -> Sequence[Slot]:
         # Where the oldest is the next, one that is known is enough: reading takes a system call.
-        if self._words[GRANTED] != self._seen and not (self._ordered and self._granted):
+        known = self._ordered and self._granted
+        if not known and self._words[GRANTED] != self._seen:
             self.drain()
         return self._granted
 
     def push(self, slot: Slot) -> None:
-        check_push(slot, self._granted, self._ordered)
+        if not self._granted or slot is not self._granted[0]:
+            check_push(slot, self._granted, self._ordered)
         self._words[PUSHED] = self._items.write(slot.index, slot.update, slot.grant)
         self._granted.remove(slot)
 
@@ -323,13 +325,16 @@ class _Receiver:
     def drain(self) -> bool:
         """Take what has come; True where more can come."""
         for item in self._items.read():
-            next_is_it = bool(self._granted) and item == self._granted[0]
-            if not next_is_it and (self.ordered or item not in self._granted):
+            if self._granted and item == self._granted[0]:
+                del self._granted[0]
+            elif not self.ordered and item in self._granted:
+                self._granted.remove(item)
+            else:
                 raise ValueError(
                     f"slot {item[0]} was pushed, which is not the one that was granted"
                 )
-            self._granted.remove(item)
-            self._pushed.append(Slot(item[0], self._memory, *item[1:]))
+            index, update, grant = item
+            self._pushed.append(Slot(index, self._memory, update, grant))
             self._seen += 1
             self.fresh = True
         return not self._items.ended
