@@ -94,8 +94,8 @@ class SimulatedPPO(PPO):
     minibatches: int = 1
     update_s: NotNegative = 0.06
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return _slow(super().trainer(spec), self.update_s)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return _slow(super().trainer(spec, device), self.update_s)
 
 
 @register_algorithm("simulated_dqn")
@@ -106,5 +106,5 @@ class SimulatedDQN(DQN):
     name: ClassVar[str] = "simulated_dqn"
     update_s: NotNegative = 0.015
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return _slow(super().trainer(spec), self.update_s)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return _slow(super().trainer(spec, device), self.update_s)

@@ -52,14 +52,14 @@ class Reinforce:
             gradients=True,
         )
 
-    def policy(self, spec):
+    def policy(self, spec, device="cpu"):
         return Policy(spec)
 
     def store(self, spec, lanes):
         return once(spec, lanes, rollouts=spec.actors)  # each rollout is consumed once
 
-    def trainer(self, spec):
-        return Trainer(self, spec)
+    def trainer(self, spec, device="cpu"):
+        return Trainer(self, spec, device)
 
 
 def make_modules(spec):
@@ -94,13 +94,13 @@ class Policy:
 class Trainer:
     """On the learner: take the parts of a batch, then make one update of them."""
 
-    def __init__(self, hyper, spec):
-        self._hyper, self._device = hyper, spec.device
+    def __init__(self, hyper, spec, device):
+        self._hyper, self._device = hyper, device
         self._over = distribution(spec.env.action)
         self._modules, rng = make_modules(spec), generator(spec.seed, "init")
         for module in self._modules.values():
             networks.initialise(module, rng, 2**0.5, last=0.01)
-            module.to(spec.device)
+            module.to(device)
         self._optimizer = Optimizer(
             self._modules, 0.5, team=spec.team, shared=spec.shared, gradients=spec.gradients
         )

@@ -43,13 +43,13 @@ class TD0:
         theta, served = {"theta": spec.env.observation["obs"]}, served_once(spec, spec.actors)
         return Description(theta, averaged(theta), *served)
 
-    def policy(self, spec):
+    def policy(self, spec, device="cpu"):
         return Policy(spec)
 
     def store(self, spec, lanes):
         return once(spec, lanes, rollouts=spec.actors)  # each rollout is consumed once
 
-    def trainer(self, spec):
+    def trainer(self, spec, device="cpu"):
         return Trainer(self, spec)
 
 

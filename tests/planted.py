@@ -99,8 +99,8 @@ class Planted(PPO):
     """updates, after which they take `then_s` instead"""
     then_s: float = 0.0
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         if not self.update_s:
             return trainer
         return Slow(trainer, "finish", self.update_s, self.after, self.then_s)

@@ -57,8 +57,8 @@ def test_ppo_keeps_its_promises_for_other_actions_and_envs(id, kwargs):
 class Forgetful(PPO):
     """Draws its minibatches from the clock."""
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         trainer._rng = np.random.default_rng()
         return trainer
 
@@ -66,8 +66,8 @@ class Forgetful(PPO):
 class Unsaved(PPO):
     """Does not save its networks."""
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         trainer.state.load_state = lambda state: None
         return trainer
 
@@ -75,21 +75,21 @@ class Unsaved(PPO):
 class Deaf(PPO):
     """Ignores the seed."""
 
-    def policy(self, spec):
+    def policy(self, spec, device="cpu"):
         policy = super().policy(replace(spec, seed=0))
         act = policy.act
         policy.act = lambda o, s, rng: act(o, s, None if rng is None else np.random.default_rng(0))
         return policy
 
-    def trainer(self, spec):
+    def trainer(self, spec, device="cpu"):
         return super().trainer(replace(spec, seed=0))
 
 
 class Momentless(PPO):
     """Saves its networks but not the optimizer's moments."""
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         load = trainer.state.load_state
 
         def forgets(state):
@@ -103,8 +103,8 @@ class Momentless(PPO):
 class Fateless(PPO):
     """Forgets to say what becomes of its value network."""
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         fates = {k: v for k, v in trainer.state.fates().items() if not k.startswith("value.")}
         trainer.state.fates = lambda: fates
         return trainer
@@ -113,8 +113,8 @@ class Fateless(PPO):
 class Unjoined(PPO):
     """Does not take over what joining the groups made of its normaliser."""
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         load = trainer.state.load_networks
         trainer.state.load_networks = lambda arrays: load(
             arrays | {"obs.mean": trainer.state.networks()["obs.mean"]}

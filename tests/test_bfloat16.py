@@ -81,10 +81,10 @@ class OfHalves(Once):
         extras = {"version": leaf((), np.int64)}
         return dataclasses.replace(super().describe(spec), params=LAYOUT, extras=extras)
 
-    def policy(self, spec):
+    def policy(self, spec, device="cpu"):
         return self.kind()
 
-    def trainer(self, spec):
+    def trainer(self, spec, device="cpu"):
         return Trainer(self.witness)
 
 

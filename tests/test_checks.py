@@ -28,8 +28,8 @@ def toy(**kwargs):
 class Changed(PPO):
     """Its trainer is changed by a test."""
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         self.change(trainer)
         return trainer
 
@@ -47,8 +47,8 @@ class Whimsical(PPO):
 
     tempers = iter(range(1000))
 
-    def policy(self, spec):
-        policy, temper = super().policy(spec), next(self.tempers)
+    def policy(self, spec, device="cpu"):
+        policy, temper = super().policy(spec, device), next(self.tempers)
         act = policy.act
 
         def acts(observation, state, rng):

@@ -309,8 +309,8 @@ class Legal:
 class Biased(DQN):
     """Values the action that is never legal far too highly at first."""
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         if not self.noisy and self.distribution == "none":
             with torch.no_grad():
                 for network in (trainer._online, trainer._target):

@@ -257,7 +257,7 @@ def test_age_is_refused_for_replay_and_for_an_algorithm_that_would_ignore_it():
 
         name = "deaf"
 
-        def trainer(self, spec):
+        def trainer(self, spec, device="cpu"):
             return super().trainer(replace(spec, gradients=Gradients()))
 
     with pytest.raises(Refusal, match=r"nothing that deaf can do.*gradients=spec.gradients"):

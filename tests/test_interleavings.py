@@ -127,13 +127,13 @@ class Once:
         served = served_once(spec, self.rollouts)
         return Description(floats(MarkedPolicy.shapes), averaged(HASH), *served, slots)
 
-    def policy(self, spec):
+    def policy(self, spec, device="cpu"):
         return MarkedPolicy()
 
     def store(self, spec, lanes):
         return once(spec, lanes, self.rollouts)
 
-    def trainer(self, spec):
+    def trainer(self, spec, device="cpu"):
         return Hashing(self.witness)
 
 
@@ -164,13 +164,13 @@ class Again:
         params, models = floats(MarkedPolicy.shapes), averaged(HASH)
         return Description(params, models, selection, slots=self.held)
 
-    def policy(self, spec):
+    def policy(self, spec, device="cpu"):
         return MarkedPolicy()
 
     def store(self, spec, lanes):
         return Replay(lanes, self.batch, self.held, gamma=0.9, n=1)
 
-    def trainer(self, spec):
+    def trainer(self, spec, device="cpu"):
         return Hashing(self.witness)
 
 

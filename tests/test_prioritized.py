@@ -391,8 +391,8 @@ class Behind:
 class Wrapped(DQN):
     lacks: str = ""
 
-    def trainer(self, spec):
-        return Behind(super().trainer(spec), self.lacks)
+    def trainer(self, spec, device="cpu"):
+        return Behind(super().trainer(spec, device), self.lacks)
 
 
 def test_a_trainer_may_stand_for_another():

@@ -94,11 +94,11 @@ class Counted(Once):
         params, recurrent = floats(Counting.shapes), {"steps": leaf((), np.int64)}
         return replace(super().describe(spec), params=params, extras=EXTRAS, recurrent=recurrent)
 
-    def policy(self, spec):
+    def policy(self, spec, device="cpu"):
         return Counting()
 
-    def trainer(self, spec):
-        trainer = super().trainer(spec)
+    def trainer(self, spec, device="cpu"):
+        trainer = super().trainer(spec, device)
         trainer.params = lambda version: Params(
             floats(Counting.shapes), np.array([version], np.float32).view(np.uint8)
         )

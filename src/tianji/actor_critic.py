@@ -153,7 +153,7 @@ class OnPolicy:
             uses_end=self.schedule == "linear",
         )
 
-    def policy(self, spec: Spec) -> Policy:
+    def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(self, spec)
 
     def store(self, spec: Spec, lanes: Lanes) -> Store:
@@ -333,19 +333,20 @@ class Seen(NamedTuple):
 class Trainer:
     """Advantages are estimated as parts arrive; the passes follow when all are there."""
 
-    def __init__(self, hyper: OnPolicy, spec: Spec) -> None:
+    def __init__(self, hyper: OnPolicy, spec: Spec, device: str = "cpu") -> None:
         self._hyper, self._spec, self._ways = hyper, spec, hyper.ways
+        self._device = device
         self._over = distribution(spec.env.action)
         self._sight = _sight(hyper, spec)
         modules = make_modules(spec, self._sight, self._over)
         initialise(modules, self._over.width, generator(spec.seed, "init"))
         self._extra: dict[str, Tensor] = {}
         if self._over.shapes:
-            start = torch.full(self._over.shapes["log_std"], hyper.log_std, device=spec.device)
+            start = torch.full(self._over.shapes["log_std"], hyper.log_std, device=device)
             self._extra["log_std"] = nn.Parameter(start)
             modules["spread"] = nn.ParameterDict(self._extra)
         for module in modules.values():
-            module.to(spec.device)
+            module.to(device)
         self._policy = modules["policy"]
         self._value = modules.get("value")
         """None: the last output of the policy's network is the value"""
@@ -519,7 +520,7 @@ class Trainer:
             yield from self._minibatches_of_columns(batch)
             return
         N = len(batch["advantage"])
-        order = torch.from_numpy(self._rng.permutation(N)).to(self._spec.device)
+        order = torch.from_numpy(self._rng.permutation(N)).to(self._device)
         shuffled = {k: v.index_select(0, order) for k, v in batch.items()}
         for begin, end in itertools.pairwise(self._cuts(N)):
             yield {k: v[begin:end] for k, v in shuffled.items()}
@@ -530,7 +531,7 @@ class Trainer:
         along = {k: 0 if k in (MEMORY, "column_agent") else 1 for k in over}
         whole = {k: torch.cat([s[k] for s in self._sequences], along[k]) for k in over}
         N = len(whole[MEMORY])
-        order = torch.from_numpy(self._rng.permutation(N)).to(self._spec.device)
+        order = torch.from_numpy(self._rng.permutation(N)).to(self._device)
         for begin, end in itertools.pairwise(self._cuts(N)):
             drawn = {k: v.index_select(along[k], order[begin:end]) for k, v in whole.items()}
             place = drawn.pop("row")
@@ -560,7 +561,7 @@ class Trainer:
         mask = folded.observation.get("mask")
         agent = restart = memory = None
         if sight.separate:
-            agent = torch.arange(obs.shape[1], device=self._spec.device) % sight.agents
+            agent = torch.arange(obs.shape[1], device=self._device) % sight.agents
         if sight.memory:
             restarted = np.zeros(obs.shape[:2], np.bool_)
             np.logical_or(folded.terminated, ~folded.valid, out=restarted[1:])
@@ -707,7 +708,7 @@ class Trainer:
         return normalised(part.reward, np.float32(0.0), scale)
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._spec.device)
+        return torch.from_numpy(array).to(self._device)
 
 
 def _mean(x: Tensor, acts: Tensor | None) -> Tensor:

@@ -106,7 +106,6 @@ class Spec:
     T: int
     """steps per rollout"""
     seed: int
-    device: str
     updates: int | None
     """updates after which the run stops by its config, for schedules; None: no such end"""
     steps: int | None
@@ -317,11 +316,11 @@ class Algorithm(Protocol):
     def describe(self, spec: Spec) -> Description:
         """What the parts will be like; none of them is made for it."""
 
-    def policy(self, spec: Spec) -> Policy: ...
+    def policy(self, spec: Spec, device: str = "cpu") -> Policy: ...
 
     def store(self, spec: Spec, lanes: Lanes) -> Store: ...
 
-    def trainer(self, spec: Spec) -> Trainer: ...
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer: ...
 
 
 ALGORITHMS: dict[str, str | type[Any]] = {

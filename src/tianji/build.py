@@ -67,6 +67,8 @@ class Assembly:
     make: MakeEnv
     spare: list[Env] = field(default_factory=list)
     """an env that was made to look at, for the first actor that is made here"""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """by role: where it computes, if not on the CPU"""
     clock: Callable[[], float] | None = None
     """of a process that waits for others; where one holds all roles, waiting would bring no more"""
 
@@ -128,16 +130,21 @@ class Assembly:
         memory = Lanes(lanes, self.spec.env.frames)
         return self.config.algorithm.store(self.spec, memory)
 
-    def policy(self, spec: Spec) -> Policy:
+    def device(self, role: RoleName) -> str:
+        """Where a role computes."""
+        return self.devices.get(str(role), "cpu")
+
+    def policy(self, role: RoleName, spec: Spec) -> Policy:
         """As the algorithm has described it."""
-        policy = self.config.algorithm.policy(spec)
+        policy = self.config.algorithm.policy(spec, self.device(role))
         state = leaves(policy.initial(1), axis=1)
         check(policy, "its recurrent state", state, self.setup.description.recurrent)
         return policy
 
-    def trainer(self, spec: Spec) -> Trainer:
+    def trainer(self, role: RoleName, spec: Spec) -> Trainer:
         """As the algorithm has described it."""
-        trainer, said = self.config.algorithm.trainer(spec), self.setup.description
+        said = self.setup.description
+        trainer = self.config.algorithm.trainer(spec, self.device(role))
         fates = trainer.state.fates()
         learnt = leaves(trainer.state.networks()).items()
         models = {name: Model(leaf, fates[name]) for name, leaf in learnt if name in fates}
@@ -157,7 +164,7 @@ class Assembly:
             (answers,) = self.graph.received("answers", name)
             policy = Remote(transport.outbox(asks[0].conduit), transport.inbox(answers.conduit))
         else:
-            policy = self.policy(dataclasses.replace(spec, actor=index))
+            policy = self.policy(name, dataclasses.replace(spec, actor=index))
             (newest,) = self.graph.received("snapshots", name)
             snapshots = transport.subscriber(newest.conduit, index)
         return Actor(
@@ -178,7 +185,7 @@ class Assembly:
         (name,) = self.names("server")
         (newest,) = self.graph.received("snapshots", name)
         return Server(
-            policy=self.policy(self.spec),
+            policy=self.policy(name, self.spec),
             asks=[transport.inbox(joint.conduit) for joint in self.graph.received("asks", name)],
             answers=[transport.outbox(joint.conduit) for joint in self.graph.sent("answers", name)],
             snapshots=transport.subscriber(newest.conduit),
@@ -222,7 +229,7 @@ class Assembly:
             self.spec, learner=index, team=team, shared=shared, gradients=gradients
         )
         store, when = self.store(transport), self.config.relax.publish_when
-        trainer = self.trainer(spec)
+        trainer = self.trainer(name, spec)
         (batches,) = self.graph.received("batches", name)
         sent = {
             what: self.graph.sent(what, name) for what in ("snapshots", "evaluations", "priorities")
@@ -268,10 +275,11 @@ class Assembly:
 
     def evaluator(self, transport: Transport) -> Evaluator:
         episodes = self.config.eval.episodes
-        (newest,) = self.graph.received("evaluations", self.names("evaluator")[0])
+        (name,) = self.names("evaluator")
+        (newest,) = self.graph.received("evaluations", name)
         return Evaluator(
             env=self.make(min(EVAL_ENVS, episodes)),
-            policy=self.policy(self.spec),
+            policy=self.policy(name, self.spec),
             snapshots=transport.subscriber(newest.conduit),
             episodes=episodes,
             seed=int(generator(self.spec.seed, "eval_env").integers(2**31)),
@@ -304,7 +312,9 @@ def assembly(config: Config, make: MakeEnv | None = None) -> Assembly:
     env = make(config.scale.envs_per_actor)
     check_halves(config, env)
     setup = make_setup(config, env.spec)
-    return Assembly(config, setup, _checked(config, setup), make, [env])
+    graph, device = _checked(config, setup), config.scale.device
+    learners = {str(role): device for role in graph.roles if role.of.learns}
+    return Assembly(config, setup, graph, make, [env], learners)
 
 
 def look(config: Config, make: MakeEnv | None = None) -> tuple[Setup, Graph]:

@@ -129,18 +129,19 @@ class Trainer:
         self,
         hyper: OffPolicy,
         spec: Spec,
+        device: str,
         made: Networks,
         together: bool = False,
     ) -> None:
         """`together`: all learners of a group draw the noise of the whole batch, and each takes its
         share."""
-        self._spec, self._device, self._team = spec, spec.device, spec.team
+        self._spec, self._device, self._team = spec, device, spec.team
         optimizers: dict[str, Optimizer] = {}
         self._copies: dict[str, dict[str, nn.Module]] = {}
         shared = spec.shared
         for name, stepped in made.modules.items():
             for module in stepped.values():
-                module.to(spec.device)
+                module.to(device)
             self._copies[name] = copy.deepcopy(dict(made.targets.get(name, {})))
             optimizers[name] = Optimizer(
                 stepped,

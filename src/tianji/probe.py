@@ -277,7 +277,7 @@ def acting(config: Config, envs: int) -> Measurement:
     newest = Conduit("snapshots", "newest", setup.description.params)
     transport = Memory()
     policy = config.algorithm.policy(dataclasses.replace(spec, actor=0))
-    params = config.algorithm.trainer(dataclasses.replace(spec, device="cpu")).params(0)
+    params = config.algorithm.trainer(spec).params(0)
     transport.publisher(newest).push(0, params)
     actor = Actor(
         index=0,
@@ -336,7 +336,7 @@ def _spec(config: Config, env: Env) -> Spec:
     scale, stop = config.scale, config.stop
     return Spec(
         env=env.spec, network=config.network, actors=1, envs=scale.envs_per_actor,
-        T=scale.rollout_length, seed=config.seed, device=scale.device, updates=stop.updates,
+        T=scale.rollout_length, seed=config.seed, updates=stop.updates,
         steps=stop.steps, window=config.reuse.window,
         correct=config.relax.correct or "none", explore="alike",
     )  # fmt: skip

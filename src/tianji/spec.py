@@ -33,7 +33,6 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
         envs=scale.envs_per_actor,
         T=scale.rollout_length,
         seed=config.seed,
-        device=scale.device,
         updates=stop.updates,
         steps=stop.steps,
         window=config.reuse.window,

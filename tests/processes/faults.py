@@ -157,7 +157,7 @@ class PPO(ppo.PPO):
     store_breaks: bool = False
     """serving a batch raises"""
 
-    def trainer(self, spec):
+    def trainer(self, spec, device="cpu"):
         return _PPOTrainer(self, spec)
 
     def store(self, spec, lanes):
@@ -183,7 +183,7 @@ class DQN(dqn.DQN):
     begins_apart: bool = False
     """each group but the first begins with other weights"""
 
-    def trainer(self, spec):
+    def trainer(self, spec, device="cpu"):
         return _DQNTrainer(self, spec)
 
 

@@ -28,13 +28,13 @@ class A2C(OnPolicy):
     clip: Positive = 0.2
     """relax.correct = "clip": how far the probability ratio may move the objective"""
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
 
 class Trainer(actor_critic.Trainer):
-    def __init__(self, hyper: A2C, spec: Spec) -> None:
-        super().__init__(hyper, spec)
+    def __init__(self, hyper: A2C, spec: Spec, device: str = "cpu") -> None:
+        super().__init__(hyper, spec, device)
         self._clip = hyper.clip if spec.correct == "clip" else 0.0
 
     def _objective(self, log_pi: Tensor, batch: Batch) -> Tensor:

@@ -51,13 +51,13 @@ class APPO(OnPolicy):
         copies = {f"{TARGETS[m]}.{rest}": x for (m, _, rest), x in parted if m in TARGETS}
         return replace(found, models=found.models | copies)
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
 
 class Trainer(actor_critic.Trainer):
-    def __init__(self, hyper: APPO, spec: Spec) -> None:
-        super().__init__(hyper, spec)
+    def __init__(self, hyper: APPO, spec: Spec, device: str = "cpu") -> None:
+        super().__init__(hyper, spec, device)
         self._every, self._bound = hyper.target_every, hyper.ratio_bound
         self._target = copy.deepcopy(self._policy)
         self._target_extra = {k: nn.Parameter(v.detach().clone()) for k, v in self._extra.items()}

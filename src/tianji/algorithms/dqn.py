@@ -141,7 +141,7 @@ class DQN(OffPolicy):
             prioritizes=True,
         )
 
-    def policy(self, spec: Spec) -> Policy:
+    def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(self, spec)
 
     def store(self, spec: Spec, lanes: Lanes) -> Store:
@@ -151,8 +151,8 @@ class DQN(OffPolicy):
         schedule = self.alpha, self.beta, self.beta_updates
         return Prioritized(lanes, self.batch_size, slots, gamma, n, *schedule, self.initial)
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
     @property
     def _records(self) -> bool:
@@ -306,22 +306,22 @@ def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
 class Trainer(off_policy.Trainer):
     """One gradient step on a batch from replay."""
 
-    def __init__(self, hyper: DQN, spec: Spec) -> None:
+    def __init__(self, hyper: DQN, spec: Spec, device: str = "cpu") -> None:
         self._hyper = hyper
         made = hyper.make_networks(spec)
         self._online = made.acting["q"]
         networks.initialise(self._online, generator(spec.seed, "init"), 2**0.5, last=1.0)
-        super().__init__(hyper, spec, made)
+        super().__init__(hyper, spec, device, made)
         self._target = self._copies["q"]["target"]
         self._optimizer = self._optimizers["q"]
-        self._support = torch.from_numpy(support(hyper)).to(spec.device)
+        self._support = torch.from_numpy(support(hyper)).to(device)
         rungs = [hyper.rung(replace(spec, actor=i)) or 0.0 for i in range(spec.actors)]
         self._ladder = sum(rungs) / len(rungs)
         """mean share of random actions of actors on a ladder; 0: there is none"""
         self._priority: Tensor | None = None
         """of the last update's steps"""
         records = self._optimizer.repeats and not hyper.noisy
-        self._step = Recorded(self._update, spec.device, records)
+        self._step = Recorded(self._update, device, records)
 
     def priorities(self) -> Array:
         assert self._priority is not None

@@ -32,13 +32,13 @@ class IMPALA(OnPolicy):
     c_bar: Positive = 1.0
     """what weights are cut off at when they are multiplied over time: smaller, and noise is less"""
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
 
 class Trainer(actor_critic.Trainer):
-    def __init__(self, hyper: IMPALA, spec: Spec) -> None:
-        super().__init__(hyper, spec)
+    def __init__(self, hyper: IMPALA, spec: Spec, device: str = "cpu") -> None:
+        super().__init__(hyper, spec, device)
         self._bars = hyper.rho_bar, hyper.c_bar
 
     def _estimate(

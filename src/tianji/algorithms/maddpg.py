@@ -113,11 +113,11 @@ class MADDPG(OffPolicy):
         noise = leaf((len(spec.env.agents), _width(spec)), np.float32)
         return replace(found, recurrent={"noise": noise})
 
-    def policy(self, spec: Spec) -> Policy:
+    def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(self, spec)
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
     def deviation(self, version: int) -> float:
         """Of the noise, by the env steps that a policy version stands for."""
@@ -224,7 +224,7 @@ def _range(action: Continuous) -> tuple[Array, Array]:
 class Trainer(off_policy.Trainer):
     """One gradient step of all critics, then one of all policies, on a batch from replay."""
 
-    def __init__(self, hyper: MADDPG, spec: Spec) -> None:
+    def __init__(self, hyper: MADDPG, spec: Spec, device: str = "cpu") -> None:
         self._hyper = hyper
         made = hyper.make_networks(spec)
         policies, critics = made.modules["policy"], made.modules["critic"]
@@ -232,12 +232,12 @@ class Trainer(off_policy.Trainer):
         for modules, last in ((policies, 0.01), (critics, 1.0)):
             for module in modules.values():
                 networks.initialise(module, rng, 2**0.5, last=last)
-        super().__init__(hyper, spec, made)
+        super().__init__(hyper, spec, device, made)
         self._policies, self._critics = list(policies.values()), list(critics.values())
         self._target_policies = list(self._copies["policy"].values())
         self._target_critics = list(self._copies["critic"].values())
         self._agents, self._n = len(spec.env.agents), _width(spec)
-        self._which = torch.eye(self._agents, device=spec.device)
+        self._which = torch.eye(self._agents, device=device)
         self._own = self._which.bool()[:, :, None, None]  # [critic, agent, N, n]
         self._used = self._tensor(_used(spec)).unsqueeze(1)  # [A, 1, n]
 

@@ -54,8 +54,8 @@ class MAPPO(OnPolicy):
             normalise_value=self.normalise_value,
         )
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
 
 class Trainer(actor_critic.Trainer):

@@ -33,8 +33,8 @@ class PPO(OnPolicy):
     def ways(self) -> Ways:
         return Ways(self.epochs, self.minibatches, self.clip, self.value_clip)
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
 
 class Trainer(actor_critic.Trainer):

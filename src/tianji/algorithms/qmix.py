@@ -130,14 +130,14 @@ class VDN(OffPolicy):
             recurrent={"memory": memory, "last": leaf((A,), np.int64)},
         )
 
-    def policy(self, spec: Spec) -> Policy:
+    def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(spec)
 
     def store(self, spec: Spec, lanes: Lanes) -> Episodes:
         return Episodes(lanes, self.batch_size, self.slots(spec))
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
     def mixer(self, agents: int, state: int) -> Mixer:
         """What makes the team's value of its agents'."""
@@ -299,7 +299,7 @@ class Policy:
 class Trainer(off_policy.Trainer):
     """One gradient step on a batch of whole episodes."""
 
-    def __init__(self, hyper: VDN, spec: Spec) -> None:
+    def __init__(self, hyper: VDN, spec: Spec, device: str = "cpu") -> None:
         self._hyper = hyper
         self._inputs = Inputs(spec.env)
         made = hyper.make_networks(spec)
@@ -308,7 +308,7 @@ class Trainer(off_policy.Trainer):
         assert isinstance(agent, Recurrent)
         agent.initialise(rng, last=1.0)
         _initialise(self._online["mixer"], rng)
-        super().__init__(hyper, spec, made)
+        super().__init__(hyper, spec, device, made)
         copies = self._copies["q"].items()
         self._target = nn.ModuleDict({k.removeprefix("target."): copied for k, copied in copies})
 

@@ -67,11 +67,11 @@ class SAC(OffPolicy):
             "random",
         )
 
-    def policy(self, spec: Spec) -> Policy:
+    def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(self, spec)
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
 
 def _module(spec: Spec, outputs: int) -> nn.Module:
@@ -112,7 +112,7 @@ class Policy:
 class Trainer(off_policy.Trainer):
     """One step each of critics, policy and temperature on a batch from replay."""
 
-    def __init__(self, hyper: SAC, spec: Spec) -> None:
+    def __init__(self, hyper: SAC, spec: Spec, device: str = "cpu") -> None:
         self._hyper = hyper
         self._bounds = bounds(hyper.name, spec.env)
         d = len(self._bounds.reach)
@@ -125,7 +125,7 @@ class Trainer(off_policy.Trainer):
         rng = generator(spec.seed, "init")
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
-        super().__init__(hyper, spec, made, together=True)
+        super().__init__(hyper, spec, device, made, together=True)
         self._target = self._copies["critics"]["target"]
         (self._log_alpha,) = made.modules["temperature"]["temperature"].parameters()
 

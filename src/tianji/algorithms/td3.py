@@ -66,11 +66,11 @@ class TD3(OffPolicy):
             "random",
         )
 
-    def policy(self, spec: Spec) -> Policy:
+    def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(self, spec)
 
-    def trainer(self, spec: Spec) -> Trainer:
-        return Trainer(self, spec)
+    def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
+        return Trainer(self, spec, device)
 
 
 def _module(spec: Spec, outputs: int) -> nn.Module:
@@ -111,7 +111,7 @@ class Policy:
 class Trainer(off_policy.Trainer):
     """A step of the critics on a batch from replay, and now and then one of the policy."""
 
-    def __init__(self, hyper: TD3, spec: Spec) -> None:
+    def __init__(self, hyper: TD3, spec: Spec, device: str = "cpu") -> None:
         self._hyper = hyper
         self._bounds = bounds(hyper.name, spec.env)
         made = hyper.make_networks(spec)
@@ -121,7 +121,7 @@ class Trainer(off_policy.Trainer):
         rng = generator(spec.seed, "init")
         networks.initialise(self._policy, rng, 2**0.5, last=0.01)
         self._critics.initialise(rng, 2**0.5, last=1.0)
-        super().__init__(hyper, spec, made, together=True)
+        super().__init__(hyper, spec, device, made, together=True)
         self._target_policy = self._copies["policy"]["target_policy"]
         self._target_critics = self._copies["critics"]["target_critics"]
         self._policy_loss = torch.zeros(())

@@ -140,7 +140,14 @@ class Host:
         self._transport = make_transport(fork.offer.transport)
         self._transport.accept(dataclasses.replace(fork.offer, fds=tuple(ends)))
         self._transport.also(line.fileno())
-        parts = Assembly(config, request.setup, request.graph, makes(config), clock=time.monotonic)
+        parts = Assembly(
+            config,
+            request.setup,
+            request.graph,
+            makes(config),
+            devices=fork.placement.devices,
+            clock=time.monotonic,
+        )
         self._roles = _make(fork, parts, self._transport, files)
         roles = self._roles.values()
         self._actors, self._buffer = all_of(roles, Actor), one(roles, Buffer)
@@ -383,7 +390,7 @@ def _make(
         team: Team = Alone()
         if role.of.learns and assembly.spec.learners > 1:
             spec = assembly.spec
-            team = Together(files["team"], role.index, spec.learners, spec.device)
+            team = Together(files["team"], role.index, spec.learners, assembly.device(role))
         shared = None
         for joint in graph.read("shared", role):
             (flat,) = transport.memory(joint.conduit)["flat"]
