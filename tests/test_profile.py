@@ -196,7 +196,8 @@ def test_a_template_neither_evaluates_nor_explores_by_a_ladder():
     assert one.eval == EvalConfig()
     assert shape.task_of(one, shape.see(one).env).rows > 0
     ladder = Choice("local", 2, 4, 8)
-    assert shape.join(shape.spread(config, ladder), shape.see(one).env).relax.explore == "ladder"
+    setup, _ = shape.join(shape.spread(config, ladder), shape.see(one).env)
+    assert setup.relax.explore == "ladder"
 
 
 def test_batches_are_known_by_the_steps_that_updates_consume():
