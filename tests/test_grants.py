@@ -34,7 +34,7 @@ class Generator:
         if self._newest.take():
             return Did("load")
         slots = [
-            slot for slot in self._rollouts.granted() if self._newest.version >= slot.update - 1
+            slot for slot in self._rollouts.granted(4) if self._newest.version >= slot.update - 1
         ]
         if not slots:
             return Did(waits="buffer")
@@ -139,7 +139,7 @@ def until_it_waits(role):
 
 
 def push(outbox, grant, seq):
-    (slot,) = (slot for slot in outbox.granted() if slot.number == (0, grant))
+    (slot,) = (slot for slot in outbox.granted(4) if slot.number == (0, grant))
     slot.leaf("head")[:] = 0
     slot.leaf("head")[SEQ], slot.leaf("head")[PRODUCED] = seq, 10 * (seq + 1)
     outbox.push(slot)

@@ -42,7 +42,7 @@ def send_and_receive_s(cell: Cell) -> tuple[float, float]:
         transport.accept(offer)
         outbox, message = transport.outbox(conduit), message_of(cell)
         for _ in range(LAPS):
-            while len(outbox.granted()) < cell.slots:
+            while len(outbox.granted(cell.slots)) < cell.slots:
                 transport.wait(0.1)
             begun = time.perf_counter()
             for _ in range(cell.slots):

@@ -117,9 +117,9 @@ class Outbox(Protocol):
     def released(self) -> int:
         """How many pushed items the receiver has given back."""
 
-    def granted(self) -> Sequence[Slot]:
+    def granted(self, least: int = 1) -> Sequence[Slot]:
         """Slots that can be filled, the oldest grant first, each the same until it is pushed; none:
-        the receiver is behind. An ordered conduit need not show more than the oldest."""
+        the receiver is behind. Of those that are there, `least` or more are shown."""
 
     def push(self, slot: Slot) -> None:
         """Offer a granted slot, filled, to the receiver; raises `Gone` where there is none. Where

@@ -162,8 +162,8 @@ class Hasty(Broken):
         if self.between:
             granted, push = outbox.granted, outbox.push
 
-            def hasty():
-                slots = granted()[:1]
+            def hasty(least=1):
+                slots = granted(least)[:1]
                 for slot in slots:
                     push(slot)
                 return slots

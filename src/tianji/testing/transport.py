@@ -118,7 +118,7 @@ class _Lane:
         self._count()
 
     def push(self) -> None:
-        granted = self.outbox.granted()
+        granted = self.outbox.granted(SLOTS)
         assert len(granted) == self.granted - self.pushed, (
             "a granted slot was not offered to the sender"
         )
@@ -185,7 +185,7 @@ def _check_reclaim(make: Callable[[], Transport]) -> None:
         outbox, inbox = transport.outbox(conduit), transport.inbox(conduit)
         for number in ((5, 0), (5, 1), (6, 0)):
             inbox.grant(*number)
-        granted = outbox.granted()
+        granted = outbox.granted(3)
         assert [slot.number for slot in granted] == [(5, 0), (5, 1), (6, 0)], (
             "the sender must see the numbers of its grants, the oldest first"
         )
@@ -215,7 +215,7 @@ def _check_any_order(make: Callable[[], Transport], rng: np.random.Generator) ->
                 waiting.append((count, len(waiting)))
                 assert inbox.grant(*waiting[-1]), "a grant was refused although a slot is free"
             for _ in range(rng.integers(1, SLOTS + 1)):
-                granted = outbox.granted()
+                granted = outbox.granted(SLOTS)
                 assert [slot.number for slot in granted] == waiting, "grants must keep their order"
                 slot = granted[int(rng.integers(len(granted)))]
                 fill(slot, *slot.number)

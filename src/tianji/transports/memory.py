@@ -58,7 +58,7 @@ class _Pipe:
         self._granted.append(slot)
         return True
 
-    def granted(self) -> Sequence[Slot]:
+    def granted(self, least: int = 1) -> Sequence[Slot]:
         return self._granted
 
     def push(self, slot: Slot) -> None:

@@ -210,10 +210,9 @@ class _Sender:
         released: int = self._words[RELEASED]
         return released
 
-    def granted(self) -> Sequence[Slot]:
-        # Where the oldest is the next, one that is known is enough: reading takes a system call.
-        known = self._ordered and self._granted
-        if not known and self._words[GRANTED] != self._seen:
+    def granted(self, least: int = 1) -> Sequence[Slot]:
+        # Where enough are known there is no need to look: reading takes a system call.
+        if len(self._granted) < least and self._words[GRANTED] != self._seen:
             self.drain()
         return self._granted
 
