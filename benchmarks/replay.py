@@ -3,7 +3,7 @@
     python benchmarks/replay.py [--rounds 9]
 
 Microseconds of CPU time per batch, medians over rounds in turn. Priorities: drawing a batch and
-setting its new priorities, of 2^20 steps, by the tree alone and by the store; the bar is 200 for
+setting its new priorities, of 2^20 steps, by the tree alone and by the chooser; the bar is 200 for
 256 steps by the tree. Stacks: gathering a batch of 4 x 84 x 84 bytes, now and then, out of pictures
 held once, of one actor and of 14, against memory that holds whole stacks; and the bytes of a
 million steps by the length of rollouts.
@@ -22,8 +22,8 @@ from measure import interleaved, medians, ratio_of_medians, save, table
 
 from tianji.algorithm import Lanes
 from tianji.env import Discrete, EnvSpec
-from tianji.prioritized import RECORDED, Prioritized
-from tianji.store import Replay
+from tianji.prioritized import RECORDED, Prioritized, weights
+from tianji.store import Replay, Transitions, numbers
 from tianji.sumtree import SumTree
 from tianji.types import Leaves, Row, leaf, rollout_layout
 
@@ -57,11 +57,12 @@ def lanes_of(row: Row, slots: int, T: int, B: int, pictures: int = 1, actors: in
     return Lanes(tuple(lanes), pictures)
 
 
-def filled(store: Replay, slots: int, actors: int = 1) -> Leaves:
+def filled(chooser: Replay, N: int, slots: int, actors: int = 1) -> Leaves:
     for slot in range(slots):
         for lane in range(actors):
-            store.add(lane, slot)
-    return {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+            chooser.add(lane, slot)
+    selection = numbers(("lane", "step"), N) | weights(N)
+    return {k: np.zeros(v.shape, v.dtype) for k, v in selection.items()}
 
 
 def by_tree(N: int) -> Callable[[], object]:
@@ -75,20 +76,20 @@ def by_tree(N: int) -> Callable[[], object]:
     return work
 
 
-def by_store(N: int, prioritised: bool) -> Callable[[], object]:
+def by_chooser(N: int, prioritised: bool) -> Callable[[], object]:
     row = Row({"obs": leaf((4,), np.float32)}, leaf((), np.int64), RECORDED, {})
     slots, T, B, rng = CAPACITY // 4096, 64, 64, np.random.default_rng(0)
     lanes = lanes_of(row, slots, T, B)
     if not prioritised:
-        uniform = Replay(lanes, N, slots, 0.99, 1)
-        chosen = filled(uniform, slots)
+        uniform = Replay(lanes, N, slots, 1)
+        chosen = filled(uniform, N, slots)
         return lambda: uniform.choose(rng, chosen)
-    store = Prioritized(lanes, N, slots, 0.99, 1, 0.6, 0.4, 0, "actor")
-    told, priority = filled(store, slots), rng.random(N).astype(np.float32)
+    chooser = Prioritized(lanes, N, slots, 0.99, 1, 0.6, 0.4, 0, "actor")
+    told, priority = filled(chooser, N, slots), rng.random(N).astype(np.float32)
 
     def work() -> None:
-        store.choose(rng, told)
-        store.prioritize(told, priority)
+        chooser.choose(rng, told)
+        chooser.prioritize(told, priority)
 
     return work
 
@@ -104,14 +105,14 @@ def gathered(N: int, once: bool, actors: int = 1) -> Callable[[], object]:
     lanes = lanes_of(row, slots, T, B, env.frames, actors)
     for memory in lanes.memory:
         memory["valid"][:, 20] = False  # some episodes end
-    store, rng = Replay(lanes, N, slots, 0.99, 1), np.random.default_rng(0)
-    chosen = filled(store, slots, actors)
+    chooser, rng = Replay(lanes, N, slots, 1), np.random.default_rng(0)
+    chosen = filled(chooser, N, slots, actors)
     choices = []
     for _ in range(20):
-        store.choose(rng, chosen)
+        chooser.choose(rng, chosen)
         choices.append({k: v.copy() for k, v in chosen.items()})
-    turn = iter(range(1 << 60))
-    return lambda: list(store.parts(choices[next(turn) % len(choices)]))
+    gatherer, turn = Transitions(lanes, 0.99, 1), iter(range(1 << 60))
+    return lambda: list(gatherer.parts(choices[next(turn) % len(choices)]))
 
 
 def bytes_per_million(T: int, once: bool) -> float:
@@ -129,8 +130,8 @@ def main() -> None:
     tasks: dict[str, Callable[[], float]] = {}
     for N in (32, 256):
         tasks[f"{N}: tree, draw and set"] = timed(by_tree(N), 100)
-        tasks[f"{N}: prioritised, choose and prioritise"] = timed(by_store(N, True), 100)
-        tasks[f"{N}: uniform, choose"] = timed(by_store(N, False), 100)
+        tasks[f"{N}: prioritised, choose and prioritise"] = timed(by_chooser(N, True), 100)
+        tasks[f"{N}: uniform, choose"] = timed(by_chooser(N, False), 100)
         tasks[f"{N}: stacks of pictures held once"] = timed(gathered(N, True), 20)
         tasks[f"{N}: stacks of pictures of {MANY} actors"] = timed(gathered(N, True, MANY), 20)
         tasks[f"{N}: stacks held whole"] = timed(gathered(N, False), 20)

@@ -13,7 +13,7 @@ from tianji.distributions import distribution
 from tianji.env import Discrete
 from tianji.optim import Optimizer
 from tianji.role import generator
-from tianji.store import once, served_once
+from tianji.store import chooser_once, gatherer_once, served_once
 from tianji.train_state import TrainState
 from tianji.types import Params
 
@@ -55,8 +55,11 @@ class Reinforce:
     def policy(self, spec, device="cpu"):
         return Policy(spec)
 
-    def store(self, spec, lanes):
-        return once(spec, lanes, rollouts=spec.actors)  # each rollout is consumed once
+    def chooser(self, spec, lanes):
+        return chooser_once(spec, lanes)  # each rollout is consumed once
+
+    def gatherer(self, spec, lanes):
+        return gatherer_once(spec, lanes)
 
     def trainer(self, spec, device="cpu"):
         return Trainer(self, spec, device)

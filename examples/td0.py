@@ -9,7 +9,7 @@ from tianji import Refusal, register_algorithm
 from tianji.algorithm import Decision, Fraction, Positive, Traits
 from tianji.description import Description, averaged
 from tianji.env import Discrete
-from tianji.store import once, served_once
+from tianji.store import chooser_once, gatherer_once, served_once
 from tianji.train_state import TrainState
 from tianji.types import Params
 
@@ -46,8 +46,11 @@ class TD0:
     def policy(self, spec, device="cpu"):
         return Policy(spec)
 
-    def store(self, spec, lanes):
-        return once(spec, lanes, rollouts=spec.actors)  # each rollout is consumed once
+    def chooser(self, spec, lanes):
+        return chooser_once(spec, lanes)  # each rollout is consumed once
+
+    def gatherer(self, spec, lanes):
+        return gatherer_once(spec, lanes)
 
     def trainer(self, spec, device="cpu"):
         return Trainer(self, spec)

@@ -89,7 +89,7 @@ class Slow:
 @register_algorithm("planted")
 @dataclass(frozen=True)
 class Planted(PPO):
-    """PPO whose updates, and whose store's receiving of a rollout, take so many seconds more."""
+    """PPO whose updates, and whose chooser's receiving of a rollout, take so many seconds more."""
 
     name: ClassVar[str] = "planted"
 
@@ -105,6 +105,6 @@ class Planted(PPO):
             return trainer
         return Slow(trainer, "finish", self.update_s, self.after, self.then_s)
 
-    def store(self, spec, lanes):
-        store = super().store(spec, lanes)
-        return Slow(store, "add", self.receive_s) if self.receive_s else store
+    def chooser(self, spec, lanes):
+        chooser = super().chooser(spec, lanes)
+        return Slow(chooser, "add", self.receive_s) if self.receive_s else chooser

@@ -19,7 +19,7 @@ from tianji.config import load_config
 from tianji.env import Continuous, Discrete, EnvSpec, Halves, Score, TimeStep
 from tianji.ledger import Ledger
 from tianji.role import generator
-from tianji.store import Fresh, Replay, Window
+from tianji.store import Columns, Fresh, Replay, Rollouts, Transitions, Window, numbers
 from tianji.transports.memory import Memory
 from tianji.types import GAP, Params, Rollout, Row, leaf, rollout_layout
 
@@ -146,13 +146,13 @@ class Acting:
 
     def whole(self, rollouts=6):
         """Rollouts as a store hands them out."""
-        store = Fresh(self.lanes, 1)
+        store, gatherer = Fresh(), Rollouts(self.lanes)
         for _ in range(rollouts):
             self.rollout()
             store.add(0, self.slot.index)
-            selection = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+            selection = {name: np.zeros(1, np.int64) for name in ("lane", "slot")}
             store.choose(generator(0, "buffer"), selection)
-            yield from store.parts(selection)
+            yield from gatherer.parts(selection)
 
 
 def test_an_env_in_halves_gives_the_rollouts_of_the_whole():
@@ -224,7 +224,11 @@ def test_stacks_are_those_of_the_env_though_pictures_are_held_once(halves):
 
 def test_replay_and_windows_hand_out_whole_stacks_too():
     acting = Acting(slots=10)
-    store, window = Replay(acting.lanes, 64, 8, 0.9, 3), Window(acting.lanes, 1, 2)
+    store, window = Replay(acting.lanes, 64, 8, 3), Window(acting.lanes, 2)
+    both = (
+        (store, Transitions(acting.lanes, 0.9, 3), numbers(("lane", "step"), 64)),
+        (window, Columns(acting.lanes), numbers(("lane", "slot", "env"), B)),
+    )
     rollouts = []
     for _ in range(8):
         acting.rollout()
@@ -234,11 +238,11 @@ def test_replay_and_windows_hand_out_whole_stacks_too():
     stacks = list(by_hand(acting, rollouts))
     known = {tuple(s.ravel()) for each in stacks for s in each.reshape(-1, K)}
     rng = np.random.default_rng(0)
-    for each in (store, window):
-        selection = {k: np.zeros(v.shape, v.dtype) for k, v in each.selection.items()}
+    for each, gatherer, layout in both:
+        selection = {k: np.zeros(v.shape, v.dtype) for k, v in layout.items()}
         for _ in range(4):
             each.choose(rng, selection)
-            for part in each.parts(selection):
+            for part in gatherer.parts(selection):
                 obs = part.observation["obs"]
                 assert obs.shape[2:] == (K, 1, 1)
                 assert {tuple(s) for s in obs.reshape(-1, K)} <= known

@@ -68,8 +68,9 @@ def check(config):
         assert said.recurrent == {
             name: leaf(array.shape[1:], array.dtype) for name, array in policy.initial(2).items()
         }
-        store = joined.store(transport)
-        assert (said.selection, said.pieces) == (store.selection, store.pieces)
+        buffer = joined.buffer(transport)
+        chooser = buffer._chooser
+        assert (said.selection, said.pieces) == (leaves(buffer._whole), buffer._pieces)
         trainer = algorithm.trainer(dataclasses.replace(spec, gradients=Gradients("gac")))
         assert list(trainer.params(0).layout.items()) == list(said.params.items()), "in order"
         policy.load(trainer.params(0))
@@ -81,8 +82,8 @@ def check(config):
         fates, found = trainer.state.fates(), leaves(trainer.state.networks())
         assert said.models == {name: Model(leaf, fates[name]) for name, leaf in found.items()}
         assert said.gradients == any(x.transforms for x in trainer.state.optimizers.values())
-        assert said.slots == getattr(store, "_slots", spec.window)
-        assert said.prioritizes == hasattr(store, "prioritize")
+        assert said.slots == getattr(chooser, "_slots", spec.window)
+        assert said.prioritizes == hasattr(chooser, "prioritize")
         assert said.uses_end == (getattr(algorithm, "schedule", "") == "linear")
 
 

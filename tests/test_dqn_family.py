@@ -207,7 +207,7 @@ def test_weights_scale_each_steps_share_of_the_loss_and_priorities_are_its_error
     built.learner.begin()
     run_updates(built, Serial(built.roles), 1)
     trainer = built.learner._trainer
-    part = next(iter(built.learner._store.parts(built.learner._batches.slot(0).arrays)))
+    part = next(iter(built.learner._gatherer.parts(built.learner._batches.slot(0).arrays)))
     weight = part.extras["weight"].copy()
     alone = []
     for i in range(16):

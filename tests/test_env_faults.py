@@ -16,7 +16,7 @@ from tianji.env import Discrete, EnvSpec, TimeStep, register_env
 from tianji.evaluator import EVALUATE, EVALUATED, LOAD, Evaluator
 from tianji.evaluator import REBUILD as EVALUATOR_REBUILD
 from tianji.role import generator
-from tianji.store import Replay
+from tianji.store import Replay, Transitions
 from tianji.transports.memory import Memory
 from tianji.types import EPISODES, GAP, PRODUCED, STEPS, Params, Rollout, Row, leaf, rollout_layout
 
@@ -245,7 +245,8 @@ def test_an_episode_that_was_aborted_has_no_return_and_adds_nothing_to_the_next(
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_window_of_replay_reaches_from_one_life_of_an_env_into_the_next(what, n):
     acting = Acting(what=what, at=4, slots=5)
-    store = Replay(Lanes((acting.memory,)), 64, 4, GAMMA, n)
+    lanes = Lanes((acting.memory,))
+    store, gatherer = Replay(lanes, 64, 4, n), Transitions(lanes, GAMMA, n)
     for index in range(3):
         acting.rollout()
         store.add(0, index)
@@ -253,7 +254,7 @@ def test_no_window_of_replay_reaches_from_one_life_of_an_env_into_the_next(what,
     for _ in range(20):
         selection = {"lane": np.zeros(64, np.int64), "step": np.zeros(64, np.int64)}
         store.choose(rng, selection)
-        (part,) = store.parts(selection)
+        (part,) = gatherer.parts(selection)
         first, final = part.observation["obs"][0], part.observation["obs"][1]
         assert (first[:, 0] == final[:, 0]).all(), "a window crossed"
         steps = (final[:, 1] - first[:, 1]).astype(int)

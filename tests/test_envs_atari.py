@@ -206,8 +206,10 @@ def pushed(built, rollouts):
 def test_rollouts_that_hold_each_picture_once_give_the_envs_own_stacks_back(halves, rollouts):
     T, resets = 16, 0
     built, env = watched_run(PPO(epochs=1, minibatches=1), T, halves)
-    store = built.assembly.store(built.transport)
-    chosen = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in store.selection.items()}
+    store = built.assembly.chooser(built.transport)
+    gatherer = built.assembly.gatherer(built.transport)
+    selection = built.assembly.setup.description.selection
+    chosen = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in selection.items()}
     for k, slot in enumerate(pushed(built, rollouts)):
         rollout = Rollout.over(slot.arrays)
         assert rollout.observation["obs"].shape == (T + 1, 4, SIDE, SIDE)
@@ -216,7 +218,7 @@ def test_rollouts_that_hold_each_picture_once_give_the_envs_own_stacks_back(halv
         np.testing.assert_array_equal(frames.stacked(newest, older, rollout.valid), own)
         store.add(0, slot.index)
         store.choose(np.random.default_rng(0), chosen)
-        (part,) = store.parts(chosen)
+        (part,) = gatherer.parts(chosen)
         np.testing.assert_array_equal(part.observation["obs"], own)
         resets += int((~rollout.valid).sum())
     assert resets >= rollouts // 2
@@ -227,15 +229,17 @@ def test_replay_that_holds_each_picture_once_gives_the_envs_own_stacks_back():
     T, rollouts = 8, 40
     capacity = T * 4 * (rollouts + 1)
     built, env = watched_run(DQN(warmup=32, batch_size=32, capacity=capacity, n_step=3), T)
-    store = built.assembly.store(built.transport)
+    store = built.assembly.chooser(built.transport)
+    gatherer = built.assembly.gatherer(built.transport)
+    selection = built.assembly.setup.description.selection
     assert isinstance(store, Replay)
     for slot in pushed(built, rollouts):
         store.add(0, slot.index)
-    chosen = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in store.selection.items()}
+    chosen = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in selection.items()}
     rng, own, after_reset = np.random.default_rng(0), np.stack(env.stacks), 0
     for _ in range(40):
         store.choose(rng, chosen)
-        (part,) = store.parts(chosen)
+        (part,) = gatherer.parts(chosen)
         row, at = np.divmod(chosen["step"], 4)  # rollouts follow each other: no slot was used twice
         np.testing.assert_array_equal(part.observation["obs"][0], own[row, at])
         follows = part.extras["discount"][0] > 0  # of others, what ends the window is never used

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tianji.algorithm import Lanes
-from tianji.episodes import Episodes
+from tianji.episodes import SELECTION, Episodes, PaddedEpisodes
 from tianji.errors import Failure
+from tianji.store import numbers
 from tianji.types import GAP, VERSION, Row, leaf, rollout_layout
 
 
@@ -71,7 +72,7 @@ class Feed:
 
 
 def selection(store):
-    return {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    return {k: np.zeros(v.shape, v.dtype) for k, v in numbers(SELECTION, store._batch).items()}
 
 
 def drawn(store, rng):
@@ -130,7 +131,7 @@ def test_a_part_is_the_rows_of_its_episodes_padded_to_the_longest(data):
     if not expected:
         return
     out, _ = drawn(store, feed.rng)
-    (part,) = store.parts(out)
+    (part,) = PaddedEpisodes(feed.lanes).parts(out)
     L, N = part.valid.shape
     assert out["length"].max() == L
     assert N == 16
@@ -171,7 +172,7 @@ def test_an_episode_crosses_rollouts_and_waits_for_its_end():
     ends = np.array([[False], [True], [False], [False]])
     store.add(0, feed.add(0, always, ends))
     assert lengths(store) == [10]
-    (part,) = store.parts(drawn(store, feed.rng)[0])
+    (part,) = PaddedEpisodes(feed.lanes).parts(drawn(store, feed.rng)[0])
     assert part.terminated[9].all()
     assert not part.terminated[:9].any()
 
@@ -181,7 +182,7 @@ def test_a_truncated_episode_ends_before_the_row_that_resets_and_a_value_follows
     valid = np.array([[True], [True], [False], [True]])
     store.add(0, feed.add(0, valid, np.zeros((4, 1), bool), gap=True))
     assert lengths(store) == [2]
-    (part,) = store.parts(drawn(store, feed.rng)[0])
+    (part,) = PaddedEpisodes(feed.lanes).parts(drawn(store, feed.rng)[0])
     assert not part.terminated.any()
     np.testing.assert_array_equal(part.observation["obs"][2, 0], feed.rows[0][2]["obs"][0])
 
@@ -203,7 +204,7 @@ def test_a_gap_ends_an_episode_and_begins_another():
     store.add(0, feed.add(0, always, never, gap=True))
     store.add(0, feed.add(0, always, never, gap=True))
     assert lengths(store) == [4]
-    (part,) = store.parts(drawn(store, feed.rng)[0])
+    (part,) = PaddedEpisodes(feed.lanes).parts(drawn(store, feed.rng)[0])
     np.testing.assert_array_equal(part.observation["obs"][4, 0], feed.rows[0][3]["next"][0])
 
 
@@ -263,7 +264,7 @@ def test_stacks_of_pictures_are_whole():
     memory["observation.obs"][1, 0] = memory["observation.obs"][0, 4]
     memory["once.frames"][1, 0] = memory["observation.obs"][0, 2:4, 0]
     store.add(0, slot)
-    (part,) = store.parts(drawn(store, rng)[0])
+    (part,) = PaddedEpisodes(feed.lanes).parts(drawn(store, rng)[0])
     pictures = np.concatenate(
         [memory["observation.obs"][0, :, 0], memory["observation.obs"][1, 1:3, 0]]
     )

@@ -13,8 +13,8 @@ from tianji.algorithms.dqn import DQN
 from tianji.build import build
 from tianji.driver import Serial
 from tianji.env import Discrete, EnvSpec, TimeStep
-from tianji.prioritized import RECORDED, Prioritized
-from tianji.store import Replay
+from tianji.prioritized import RECORDED, Prioritized, weights
+from tianji.store import Replay, Transitions, numbers
 from tianji.testing import check_algorithm, check_env
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import GAP, Row, leaf, rollout_layout
@@ -131,13 +131,14 @@ def test_replay_hands_out_the_stacks_that_were_seen(seed, ends, n, lanes, priori
     if prioritised:
         store = Prioritized(tape.lanes, 16, held, 0.9, n, 0.5, 0.5, 0, "actor")
     else:
-        store = Replay(tape.lanes, 16, held, 0.9, n)
+        store = Replay(tape.lanes, 16, held, n)
     for _ in range(int(rng.integers(6, 16))):
         for lane in range(lanes):
             store.add(lane, tape.add(lane, gap=bool(rng.random() < 0.15)))
-    told = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    selection = numbers(("lane", "step"), 16) | (weights(16) if prioritised else {})
+    told = {k: np.zeros(v.shape, v.dtype) for k, v in selection.items()}
     store.choose(rng, told)
-    (part,) = store.parts(told)
+    (part,) = Transitions(tape.lanes, 0.9, n).parts(told)
     assert part.observation["obs"].shape == (2, 16, K, SIDE, SIDE)
     for i, (lane, step) in enumerate(zip(told["lane"], told["step"], strict=True)):
         (row, b), memory = divmod(int(step), B), tape.memory[lane]

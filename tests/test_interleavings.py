@@ -24,7 +24,7 @@ from tianji.driver import Serial, Shuffled
 from tianji.env import Discrete
 from tianji.envs.toy import Toy
 from tianji.learner import UPDATE
-from tianji.store import Replay, numbers, once, served_once
+from tianji.store import Replay, Transitions, chooser_once, gatherer_once, numbers, served_once
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.train_state import TrainState
 from tianji.types import SEQ, SOURCE, STEPS, VERSION, Params, floats, leaf, sha256
@@ -130,8 +130,11 @@ class Once:
     def policy(self, spec, device="cpu"):
         return MarkedPolicy()
 
-    def store(self, spec, lanes):
-        return once(spec, lanes, self.rollouts)
+    def chooser(self, spec, lanes):
+        return chooser_once(spec, lanes)
+
+    def gatherer(self, spec, lanes):
+        return gatherer_once(spec, lanes)
 
     def trainer(self, spec, device="cpu"):
         return Hashing(self.witness)
@@ -167,8 +170,11 @@ class Again:
     def policy(self, spec, device="cpu"):
         return MarkedPolicy()
 
-    def store(self, spec, lanes):
-        return Replay(lanes, self.batch, self.held, gamma=0.9, n=1)
+    def chooser(self, spec, lanes):
+        return Replay(lanes, self.batch, self.held, n=1)
+
+    def gatherer(self, spec, lanes):
+        return Transitions(lanes, gamma=0.9, n=1)
 
     def trainer(self, spec, device="cpu"):
         return Hashing(self.witness)
@@ -567,7 +573,7 @@ def check_consumption(case, built, witness, kept):
 
 def check_slots(built):
     """Each slot is free, granted, pushed, held by the store, or on its way back: none is lost."""
-    store, buffer = built.buffer._store, built.buffer
+    store, buffer = built.buffer._chooser, built.buffer
     held = Counter(store._waiting) + Counter(x for b in getattr(store, "_held", ()) for x in b)
     leaving = Counter((lane, slot) for lane, slot, _ in buffer._leaving)
     for i, lane in enumerate(buffer._lanes):

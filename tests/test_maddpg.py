@@ -18,7 +18,7 @@ from tianji.envs.toy import Identity
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluation
 from tianji.role import generator_state, load_generator_state
-from tianji.store import Replay
+from tianji.store import Transitions
 from tianji.testing import check_algorithm, check_env
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import Params, Rollout, leaf
@@ -382,9 +382,9 @@ def test_several_steps_of_own_rewards_are_summed_for_each_agent() -> None:
     built = build(config_for(hyper), lambda n: Both(n, own=True, length=4))
     built.learner.begin()
     run_updates(built, Serial(built.roles), 1)
-    store = built.learner._store
-    assert isinstance(store, Replay)
-    part = store._part
+    gatherer = built.learner._gatherer
+    assert isinstance(gatherer, Transitions)
+    part = gatherer._part
     assert part is not None
     assert part.reward.shape == (1, 32, 2)
     # Rewards of 0 and 1 in up to three steps: all sums are of these.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tianji.algorithm import Lanes, PriorityStore
+from tianji.algorithm import Lanes, PriorityChooser
 from tianji.algorithms.dqn import DQN
 from tianji.buffer import PRIORITIZE
 from tianji.build import build
@@ -16,7 +16,8 @@ from tianji.driver import Serial, Shuffled
 from tianji.env import make_env
 from tianji.errors import Failure, Refusal
 from tianji.learner import UPDATE
-from tianji.prioritized import LEAST, RECORDED, Prioritized
+from tianji.prioritized import LEAST, RECORDED, Prioritized, WeightedTransitions, weights
+from tianji.store import numbers
 from tianji.testing import check_algorithm
 from tianji.testing.algorithm import config_for, run_updates
 from tianji.types import GAP, Row, leaf, rollout_layout, sha256
@@ -78,7 +79,8 @@ def make(feed, held, batch=16, n=1, **kwargs):
 
 
 def out_of(store):
-    return {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    selection = numbers(("lane", "step"), store._batch) | weights(store._batch)
+    return {k: np.zeros(v.shape, v.dtype) for k, v in selection.items()}
 
 
 def priorities(store, feed):
@@ -235,8 +237,8 @@ def test_a_priority_that_is_not_finite_is_refused_and_none_at_all_is_a_failure()
 
 def test_a_part_has_the_weights_of_what_was_chosen_and_the_rest_of_replay():
     feed = Feed(3, 5, 4, 2, np.random.default_rng(9))
-    buffers, learners = make(feed, 4, n=2), make(feed, 4, n=2)
-    assert isinstance(buffers, PriorityStore)
+    buffers, learners = make(feed, 4, n=2), WeightedTransitions(feed.lanes, 0.9, 2)
+    assert isinstance(buffers, PriorityChooser)
     for _ in range(4):
         for lane in range(3):
             buffers.add(lane, feed.add(lane))
@@ -304,7 +306,7 @@ def test_prioritised_dqn_keeps_its_promises(name):
 def test_every_update_is_told_to_the_buffer_before_the_next_batch_is_chosen(driver):
     built = build(config_for(SMALL), chain)
     built.learner.begin()
-    store, events = built.buffer._store, []
+    store, events = built.buffer._chooser, []
     choose, prioritize = store.choose, store.prioritize
     store.choose = lambda rng, out: events.append("choose") or choose(rng, out)
     store.prioritize = lambda told, p: events.append("told") or prioritize(told, p)
@@ -318,9 +320,9 @@ def test_what_is_told_is_the_errors_of_the_steps_that_were_chosen():
     built.learner.begin()
     driver, kinds = Serial(built.roles), []
     run_updates(built, driver, 5)
-    store = built.buffer._store
+    store = built.buffer._chooser
     selection = built.learner._batches.slot(0).arrays
-    told = {name: selection[name].copy() for name in store.selection}
+    told = {name: selection[name].copy() for name in out_of(store)}
     expected = built.learner._trainer.priorities().copy()
     while (did := driver.step()) is not PRIORITIZE:
         kinds.append(did)
@@ -355,7 +357,7 @@ def test_a_run_that_loads_all_states_goes_on_exactly():
                 role.load_state(state)
             driver = Serial(built.roles)
         run_updates(built, driver, 10)
-        told = sha256(built.learner.networks()), built.buffer._store._tree.total
+        told = sha256(built.learner.networks()), built.buffer._chooser._tree.total
         built.close()
         return told
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,29 @@ from hypothesis import strategies as st
 
 from tianji.algorithm import Lanes
 from tianji.errors import Failure, Refusal
-from tianji.store import Fresh, Replay, Window
+from tianji.store import (
+    Columns,
+    Fresh,
+    Replay,
+    Rollouts,
+    Transitions,
+    Window,
+    numbers,
+    served_once,
+)
 from tianji.types import GAP, VERSION, Row, leaf, rollout_layout
+
+STEPS, WHOLE, ENVS = ("lane", "step"), ("lane", "slot"), ("lane", "slot", "env")
+
+
+def room(length, names=STEPS):
+    """What a chooser writes its choice into."""
+    return {k: np.zeros(v.shape, v.dtype) for k, v in numbers(names, length).items()}
+
+
+def once_of(rollouts, B=2, window=1, start="batch"):
+    """What the run asks for, as `served_once` reads it."""
+    return SimpleNamespace(envs=B, window=window, start=start, learners=1), rollouts
 
 
 class Feed:
@@ -71,16 +93,16 @@ def test_replay_gives_the_written_out_n_step_returns_of_steps_it_holds(data):
     lanes, held = draw(st.integers(1, 3)), draw(st.integers(6, 9))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     feed = Feed(lanes, held + 2, T, B, rng)
-    store = Replay(feed.lanes, batch=16, slots=held, gamma=0.9, n=n)
+    store = Replay(feed.lanes, batch=16, slots=held, n=n)
     for _ in range(draw(st.integers(6, 15))):
         for lane in range(lanes):
             slot = feed.add(lane, gap=bool(rng.random() < 0.2))
             store.add(lane, slot)
     if not any(memory["valid"].any() for memory in feed.memory):
         return
-    out = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    out = room(16)
     store.choose(rng, out)
-    (part,) = store.parts(out)
+    (part,) = Transitions(feed.lanes, 0.9, n).parts(out)
     for i in range(16):
         lane, step = int(out["lane"][i]), int(out["step"][i])
         row, b = divmod(step, B)
@@ -102,11 +124,11 @@ def test_replay_gives_the_written_out_n_step_returns_of_steps_it_holds(data):
 def test_replay_draws_every_valid_step_equally_often():
     rng = np.random.default_rng(0)
     feed = Feed(2, 6, T=4, B=3, rng=rng)
-    store = Replay(feed.lanes, batch=2000, slots=4, gamma=0.9, n=1)
+    store = Replay(feed.lanes, batch=2000, slots=4, n=1)
     for _ in range(6):
         for lane in (0, 1):
             store.add(lane, feed.add(lane))
-    out = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    out = room(2000)
     counts = {}
     for _ in range(20):
         store.choose(rng, out)
@@ -120,17 +142,17 @@ def test_replay_draws_every_valid_step_equally_often():
 
 def test_replay_without_a_valid_step_fails_instead_of_hanging():
     feed = Feed(1, 4, T=2, B=1, rng=np.random.default_rng(0))
-    store = Replay(feed.lanes, batch=2, slots=2, gamma=0.9, n=1)
+    store = Replay(feed.lanes, batch=2, slots=2, n=1)
     store.add(0, feed.add(0))
     feed.memory[0]["valid"][:] = False
-    out = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    out = room(2)
     with pytest.raises(Failure, match="no valid step"):
         store.choose(np.random.default_rng(0), out)
 
 
 def test_replay_retires_the_oldest_rollout_when_it_is_full():
     feed = Feed(1, 4, T=2, B=1, rng=np.random.default_rng(0))
-    store = Replay(feed.lanes, batch=4, slots=2, gamma=0.9, n=1)
+    store = Replay(feed.lanes, batch=4, slots=2, n=1)
     retired = []
     for _ in range(5):
         store.add(0, feed.add(0))
@@ -140,25 +162,25 @@ def test_replay_retires_the_oldest_rollout_when_it_is_full():
 
 def test_frames_stay_uint8_from_lane_to_batch():
     feed = Feed(1, 4, T=2, B=2, rng=np.random.default_rng(0), obs_dtype=np.uint8)
-    store = Replay(feed.lanes, batch=4, slots=3, gamma=0.9, n=1)
+    store = Replay(feed.lanes, batch=4, slots=3, n=1)
     for _ in range(3):
         store.add(0, feed.add(0))
-    out = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    out = room(4)
     store.choose(np.random.default_rng(0), out)
-    (part,) = store.parts(out)
+    (part,) = Transitions(feed.lanes, 0.9, 1).parts(out)
     assert part.observation["obs"].dtype == np.uint8
 
 
 def test_fresh_gives_each_rollout_once_in_place_and_in_order():
     feed = Feed(2, 3, T=2, B=2, rng=np.random.default_rng(0))
-    store = Fresh(feed.lanes, rollouts=2)
+    store, gatherer = Fresh(), Rollouts(feed.lanes)
     for lane in (0, 1, 0, 1):
         store.add(lane, feed.add(lane))
-    out = {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
+    out = room(2, WHOLE)
     named = []
     for _ in range(2):
         store.choose(np.random.default_rng(0), out)
-        parts = list(store.parts(out))
+        parts = list(gatherer.parts(out))
         named += zip(out["lane"].tolist(), out["slot"].tolist(), strict=True)
         assert all(
             np.shares_memory(part.reward, feed.memory[lane]["reward"])
@@ -170,30 +192,25 @@ def test_fresh_gives_each_rollout_once_in_place_and_in_order():
         store.choose(np.random.default_rng(0), out)
 
 
-def room(store):
-    """What a store writes its choice into."""
-    return {k: np.zeros(v.shape, v.dtype) for k, v in store.selection.items()}
-
-
 def test_a_streamed_store_gives_the_same_rollouts_in_the_same_order_one_by_one():
     feed = Feed(2, 4, T=2, B=2, rng=np.random.default_rng(0))
-    whole = Fresh(feed.lanes, rollouts=3)
-    parts = Fresh(feed.lanes, 1, pieces=3)
-    assert (whole.pieces, parts.pieces) == (1, 3)
+    whole, parts, gatherer = Fresh(), Fresh(), Rollouts(feed.lanes)
+    batches, pieces = served_once(*once_of(3)), served_once(*once_of(3, start="stream"))
+    assert (batches.pieces, pieces.pieces) == (1, 3)
     for lane in (1, 0, 0, 1, 0, 1):
         slot = feed.add(lane)
         whole.add(lane, slot)
         parts.add(lane, slot)
     rng, named = np.random.default_rng(0), []
     for _ in range(2):
-        batch = room(whole)
+        batch = room(batches.selection["slot"].shape[0], WHOLE)
         assert whole.choose(rng, batch) == 1.0
-        at_once = list(whole.parts(batch))
-        for i in range(parts.pieces):
-            piece = room(parts)
+        at_once = list(gatherer.parts(batch))
+        for i in range(pieces.pieces):
+            piece = room(pieces.selection["slot"].shape[0], WHOLE)
             assert parts.choose(rng, piece) == parts.share == 1.0
             assert (piece["lane"][0], piece["slot"][0]) == (batch["lane"][i], batch["slot"][i])
-            (part,) = parts.parts(piece)
+            (part,) = gatherer.parts(piece)
             assert np.shares_memory(part.reward, at_once[i].reward)
             named.append((int(piece["lane"][0]), int(piece["slot"][0])))
             assert list(parts.retired()) == [named[-1]]
@@ -214,8 +231,7 @@ def test_a_window_draws_an_equal_share_from_each_of_the_last_batches(sizes, seed
     lanes, rollouts, B, batches = sizes
     rng = np.random.default_rng(seed)
     feed = Feed(lanes, rollouts * (batches + 1), T=3, B=B, rng=rng)
-    store = Window(feed.lanes, rollouts, batches)
-    assert isinstance(store, Window)
+    store, gatherer = Window(feed.lanes, batches), Columns(feed.lanes)
     held, seen, columns = [], set(), rollouts * B
     for n in range(batches + 3):
         batch = []
@@ -225,7 +241,7 @@ def test_a_window_draws_an_equal_share_from_each_of_the_last_batches(sizes, seed
             seen -= {(lane, slot, b) for b in range(B)}
             store.add(lane, slot)
             batch.append((lane, slot))
-        out = room(store)
+        out = room(rollouts * B, ENVS)
         freshness = store.choose(rng, out)
         leaving = held.pop(0) if len(held) == batches else []
         held.append(batch)
@@ -244,7 +260,7 @@ def test_a_window_draws_an_equal_share_from_each_of_the_last_batches(sizes, seed
         seen |= set(drawn)
 
         i = 0
-        for part in store.parts(out):
+        for part in gatherer.parts(out):
             assert part.reward.shape == (3, B)
             for b in range(B):
                 lane, slot, env = drawn[i]
@@ -262,7 +278,7 @@ def test_a_window_draws_an_equal_share_from_each_of_the_last_batches(sizes, seed
 def test_a_window_goes_on_exactly_from_its_state():
     rng = np.random.default_rng(0)
     feed = Feed(2, 9, T=2, B=4, rng=rng)
-    stores = [Window(feed.lanes, 2, 4) for _ in range(2)]
+    stores = [Window(feed.lanes, 4) for _ in range(2)]
     for n in range(7):
         for lane in (0, 1):
             stores[0].add(lane, feed.add(lane))
@@ -272,7 +288,7 @@ def test_a_window_goes_on_exactly_from_its_state():
             for lane in (0, 1):
                 stores[1].add(lane, (feed.count[lane] - 1) % feed.slots)
         draws = np.random.default_rng(n), np.random.default_rng(n)
-        both = [(room(store), store, draw) for store, draw in zip(stores, draws, strict=True)]
+        both = [(room(8, ENVS), store, draw) for store, draw in zip(stores, draws, strict=True)]
         told = [(store.choose(draw, out), list(store.retired())) for out, store, draw
                 in (both if n >= 4 else both[:1])]  # fmt: skip
         if n >= 4:
@@ -284,13 +300,11 @@ def test_a_window_goes_on_exactly_from_its_state():
 def test_a_window_that_does_not_divide_a_batch_is_refused_and_the_nearest_fits(
     rollouts, B, batches
 ):
-    feed = Feed(1, 9, T=1, B=B, rng=np.random.default_rng(0))
     with pytest.raises(Refusal, match="could not be new") as told:
-        Window(feed.lanes, rollouts, batches)
+        served_once(*once_of(rollouts, B, batches))
     near = int(re.search(r"Set it to (\d+)", str(told.value))[1])
-    Window(feed.lanes, rollouts, near)
-    many = Feed(1, 9, T=1, B=batches, rng=np.random.default_rng(0))
-    Window(many.lanes, rollouts, batches)
+    served_once(*once_of(rollouts, B, near))
+    served_once(*once_of(rollouts, batches, batches))
 
 
 @settings(max_examples=40)
@@ -298,7 +312,7 @@ def test_a_window_that_does_not_divide_a_batch_is_refused_and_the_nearest_fits(
 def test_freshness_of_replay_is_the_share_that_was_never_drawn_before(lanes, held, seed):
     rng = np.random.default_rng(seed)
     feed = Feed(lanes, held + 2, T=4, B=3, rng=rng)
-    store = Replay(feed.lanes, batch=8, slots=held, gamma=0.9, n=1)
+    store = Replay(feed.lanes, batch=8, slots=held, n=1)
     rows, seen, arrived = 4 * 3, set(), [0] * lanes
     for _ in range(3 * held):
         for lane in range(lanes):
@@ -308,7 +322,7 @@ def test_freshness_of_replay_is_the_share_that_was_never_drawn_before(lanes, hel
             arrived[lane] += 1
             seen -= {(lane, slot * rows + i) for i in range(rows)}
         assert store.share == 8 / sum(min(n, held) * rows for n in arrived)
-        out = room(store)
+        out = room(8)
         freshness = store.choose(rng, out)
         drawn = list(zip(out["lane"].tolist(), out["step"].tolist(), strict=True))
         assert freshness == sum(x not in seen for x in drawn) / 8
@@ -319,11 +333,11 @@ def test_freshness_of_replay_is_the_share_that_was_never_drawn_before(lanes, hel
 def test_a_window_is_as_fresh_in_the_mean_as_the_page_on_balance_says(batches):
     rng = np.random.default_rng(0)
     feed = Feed(1, batches + 2, T=1, B=16, rng=rng)
-    store = Window(feed.lanes, rollouts=1, batches=batches)
+    store = Window(feed.lanes, batches)
     freshness = []
     for _ in range(400):
         store.add(0, feed.add(0))
-        freshness.append(store.choose(rng, room(store)))
+        freshness.append(store.choose(rng, room(16, ENVS)))
     expected = 1 - (1 - 1 / batches) ** batches
     assert np.mean(freshness[batches:]) == pytest.approx(expected, abs=0.02)
     text = (Path(__file__).parents[1] / "docs" / "balance.md").read_text()

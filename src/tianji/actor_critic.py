@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from tianji import corrections, networks, returns
 from tianji.algorithm import (
     Bound,
+    Chooser,
     Decision,
     Fraction,
+    Gatherer,
     Lanes,
     Metrics,
     NotNegative,
     Positive,
     Spec,
-    Store,
     Traits,
 )
 from tianji.columns import Each, ask, chunked, fold, initialise, make_modules, unroll
@@ -41,7 +42,7 @@ from tianji.optim import Optimizer, mean_over, spread
 from tianji.recurrent import NumpyRecurrent
 from tianji.role import generator
 from tianji.sight import Sight, normalised
-from tianji.store import once, served_once
+from tianji.store import chooser_once, gatherer_once, served_once
 from tianji.train_state import TrainState
 from tianji.types import GAP, SEQ, Array, Layout, Leaves, Params, Rollout, floats
 
@@ -156,8 +157,11 @@ class OnPolicy:
     def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(self, spec)
 
-    def store(self, spec: Spec, lanes: Lanes) -> Store:
-        return once(spec, lanes, spec.actors)
+    def chooser(self, spec: Spec, lanes: Lanes) -> Chooser:
+        return chooser_once(spec, lanes)
+
+    def gatherer(self, spec: Spec, lanes: Lanes) -> Gatherer:
+        return gatherer_once(spec, lanes)
 
 
 def _check_batch(hyper: OnPolicy, spec: Spec) -> None:

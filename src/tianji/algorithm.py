@@ -16,7 +16,7 @@ from tianji.errors import Refusal, nearest
 from tianji.role import Did, State
 from tianji.team import Alone, Shared, Team
 from tianji.train_state import TrainState
-from tianji.types import Array, Layout, Leaves, Params, Rollout
+from tianji.types import Array, Leaves, Params, Rollout
 
 
 @dataclass(frozen=True)
@@ -213,34 +213,26 @@ class Lanes:
     """pictures that "obs" is a stack of; the memory holds each of them once"""
 
 
-class Store(Protocol):
-    """Holds rollouts where they lie, and picks what an update consumes. There are two of it: the
-    buffer's adds and chooses, the learner's makes parts of what was chosen."""
+class Chooser(Protocol):
+    """Picks what an update consumes, on the buffer."""
 
-    selection: Layout
-    """leaves of what `choose` writes"""
     any_order: bool
     """may an actor push its rollouts in another order than that of their grants? Not where a lane
     is read as a ring in time"""
-    pieces: int
-    """how often `choose` is called for one update"""
 
     def add(self, lane: int, slot: int) -> None:
         """A rollout has arrived in this slot."""
 
     def choose(self, rng: np.random.Generator, out: Leaves) -> float:
-        """Write what the next update consumes into `out`; the share of it that is fresh: never
-        consumed before."""
+        """Write the next selection into `out`, with the leaves that are described; the share of it
+        that is fresh: never consumed before."""
 
     @property
     def share(self) -> float:
-        """A batch over all that the store draws it from: the paper's P = Bs / Ns."""
+        """A batch over all that it is drawn from: the paper's P = Bs / Ns."""
 
     def retired(self) -> Iterable[tuple[int, int]]:
         """Lanes and slots that no later choice will name, oldest first, each once."""
-
-    def parts(self, selection: Leaves) -> Iterable[Rollout]:
-        """What the selection names, from the lanes."""
 
     def state(self) -> State: ...
 
@@ -248,11 +240,18 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class PriorityStore(Store, Protocol):
-    """A store that is told after every update how much each of the steps it chose is worth."""
+class PriorityChooser(Chooser, Protocol):
+    """A chooser that is told after every update how much each of the steps it chose is worth."""
 
     def prioritize(self, selection: Leaves, priority: Array) -> None:
         """The trainer's `priorities` of what `choose` wrote into `selection`."""
+
+
+class Gatherer(Protocol):
+    """Makes parts of a batch of what was chosen, on the learner."""
+
+    def parts(self, selection: Leaves) -> Iterable[Rollout]:
+        """What the selection names, from the lanes."""
 
 
 Metrics = dict[str, float]
@@ -276,7 +275,7 @@ class Trainer(Protocol):
 
 
 class PriorityTrainer(Trainer, Protocol):
-    """A trainer whose store wants priorities."""
+    """A trainer whose chooser wants priorities."""
 
     def priorities(self) -> Array:
         """[N], of the steps of the last update in their order."""
@@ -295,7 +294,7 @@ class Traits:
     remembers: bool = False
     """does it heed network.recurrent?"""
     once: bool = False
-    """does its store heed `Spec.start` and `Spec.window`, as `store.once` does?"""
+    """do its chooser and gatherer heed `Spec.start` and `Spec.window`, as those of `store` do?"""
 
 
 class Algorithm(Protocol):
@@ -318,7 +317,9 @@ class Algorithm(Protocol):
 
     def policy(self, spec: Spec, device: str = "cpu") -> Policy: ...
 
-    def store(self, spec: Spec, lanes: Lanes) -> Store: ...
+    def chooser(self, spec: Spec, lanes: Lanes) -> Chooser: ...
+
+    def gatherer(self, spec: Spec, lanes: Lanes) -> Gatherer: ...
 
     def trainer(self, spec: Spec, device: str = "cpu") -> Trainer: ...
 

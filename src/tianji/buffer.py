@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tianji.algorithm import PriorityStore, Store
+from tianji.algorithm import Chooser, PriorityChooser
 from tianji.balance import Balance
 from tianji.channel import Inbox, Outbox, Slot
 from tianji.errors import Refusal
@@ -66,13 +66,15 @@ def priority_layout(selection: Layout, learners: int = 1) -> Layout:
 
 
 class Buffer:
-    """Holds a store between actors and learner, and the account that balances the two."""
+    """Holds rollouts between actors and learner, and the account that balances the two."""
 
     name = RoleName("buffer")
 
     def __init__(
         self,
-        store: Store,
+        chooser: Chooser,
+        selection: Layout,
+        pieces: int,
         balance: Balance,
         lanes: list[Inbox],
         batches: Sequence[Outbox],
@@ -83,23 +85,26 @@ class Buffer:
         priorities: Sequence[Inbox] = (),
         most_out: Sequence[int] = (),
     ) -> None:
-        """Each learner gets an equal share of every batch by one of the `batches`, and tells what
-        each step of it was worth by one of the `priorities`, where the store wants that. `ordered`:
+        """The chooser writes a `selection` for each of the `pieces` of an update. Each learner gets
+        an equal share of every batch by one of the `batches`, and tells what each step of it was
+        worth by one of the `priorities`, where the chooser wants that. `ordered`:
         rollouts are taken in the order of their grants, not as they come; those that are more than
         `max_staleness` behind when their turn comes are filtered; with `record`, what arrived is
         kept for `arrivals`; `most_out`: grants that the actor of each lane may hold, by default
         MOST_OUT."""
-        if not all(lane.ordered for lane in lanes) and not store.any_order:
+        if not all(lane.ordered for lane in lanes) and not chooser.any_order:
             raise Refusal(
-                f"{type(store).__name__} holds lanes as rings in time, and rollouts that are "
+                f"{type(chooser).__name__} holds lanes as rings in time, and rollouts that are "
                 f"pushed in any order are none: windows would join steps that do not follow each "
-                f"other. Let lanes be ordered, or use a store whose any_order is True, as Fresh's."
+                f"other. Let lanes be ordered, or use a chooser whose any_order is True, as "
+                f"Fresh's."
             )
         self.received = 0
         """valid steps so far"""
         self.filtered = 0
         """valid steps thrown away so far, of those received"""
-        self._store = store
+        self._chooser = chooser
+        self._pieces = pieces
         self._balance = balance
         self._lanes = lanes
         self._batches = list(batches)
@@ -109,7 +114,7 @@ class Buffer:
         self._told = 0
         """how often one has told them"""
         self._whole: Leaves = {
-            name: np.empty(whole.shape, whole.dtype) for name, whole in store.selection.items()
+            name: np.empty(whole.shape, whole.dtype) for name, whole in selection.items()
         }
         """a selection, where several learners share it"""
         self._rng = rng
@@ -172,7 +177,7 @@ class Buffer:
 
     @property
     def filling(self) -> bool:
-        """Is the store still filling up, so that the learner cannot report?"""
+        """Is the buffer still filling up, so that the learner cannot report?"""
         return self._balance.filling()
 
     def report(self, version: int, consumed: int) -> Report:
@@ -222,7 +227,7 @@ class Buffer:
             "leaving": [list(x) for x in self._leaving],
             "episodes": np.concatenate([np.empty(0, EPISODE), *self._episodes]),
             "rng": generator_state(self._rng),
-            "store": self._store.state(),
+            "store": self._chooser.state(),
             "lanes": [lane.state() for lane in self._lanes],
             "priorities": [inbox.state() for inbox in self._priorities],
             "told": self._told,
@@ -252,7 +257,7 @@ class Buffer:
             slot.update, slot.grant = number
             self._early[lane, *slot.number] = slot
         self._leaving = deque((lane, slot, pushed) for lane, slot, pushed in state["leaving"])
-        self._store.load_state(state["store"])
+        self._chooser.load_state(state["store"])
         for lane, held in zip(self._lanes, state["lanes"], strict=True):
             lane.load_state(held)
         self._told = state["told"]
@@ -269,7 +274,7 @@ class Buffer:
         balance = self._balance
         if not balance.may_serve():
             return False
-        if not self._ordered or self._store.pieces > 1:
+        if not self._ordered or self._pieces > 1:
             return True
         update = balance.serving_update()
         arrived = not self._expected or self._expected[0][1] > update
@@ -314,7 +319,7 @@ class Buffer:
             self._arrivals.append(arrival)
         if kept:
             self._balance.received += 1
-            self._store.add(lane, slot.index)
+            self._chooser.add(lane, slot.index)
             self._retire()
         else:
             # Its place in the account is granted again, so that the update still gets its steps.
@@ -335,9 +340,9 @@ class Buffer:
         inbox = self._priorities[self._told % len(self._priorities)]
         if (slot := inbox.probe()) is None:
             return False
-        assert isinstance(self._store, PriorityStore)
+        assert isinstance(self._chooser, PriorityChooser)
         told = slot.arrays
-        self._store.prioritize(told, told["priority"])
+        self._chooser.prioritize(told, told["priority"])
         self._told += 1
         inbox.release(slot)
         inbox.grant(0)
@@ -356,10 +361,10 @@ class Buffer:
         shares = [slot.arrays for slot in slots]
         fresh = self._choose(shares)
         self._balance.served += 1
-        last = self._balance.served % self._store.pieces == 0
+        last = self._balance.served % self._pieces == 0
         for share in shares:
             share["counts"][:] = 0, 0, 0, 0, last
-            share["freshness"][:] = fresh, self._store.share
+            share["freshness"][:] = fresh, self._chooser.share
         # Counts and episodes are told once, to the first learner.
         episodes = self._write_episodes(shares[0]["episodes"]) if last else 0
         shares[0]["counts"][:] = self.produced, self.received, self.filtered, episodes, last
@@ -371,10 +376,10 @@ class Buffer:
         self._retire()
 
     def _choose(self, shares: list[Leaves]) -> float:
-        """Let the store choose, and give each learner its share; how fresh the whole is."""
+        """Let the chooser choose, and give each learner its share; how fresh the whole is."""
         if len(shares) == 1:
-            return self._store.choose(self._rng, shares[0])
-        fresh = self._store.choose(self._rng, self._whole)
+            return self._chooser.choose(self._rng, shares[0])
+        fresh = self._chooser.choose(self._rng, self._whole)
         for name, whole in self._whole.items():
             each = len(whole) // len(shares)
             for i, share in enumerate(shares):
@@ -427,7 +432,7 @@ class Buffer:
         self._began[lane] = self._events
 
     def _retire(self) -> None:
-        for lane, slot in self._store.retired():
+        for lane, slot in self._chooser.retired():
             self._leaving.append((lane, slot, self._pushed))
 
     def _free(self) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 from tianji.actor import Actor
 from tianji.algorithm import (
     Acting,
+    Chooser,
+    Gatherer,
     Gradients,
     Lanes,
     Policy,
-    PriorityStore,
+    PriorityChooser,
     Spec,
-    Store,
     Trainer,
 )
 from tianji.balance import Balance
@@ -125,10 +126,14 @@ class Assembly:
                 return self.evaluator(transport)
         return MAKERS[name.kind](self, name, transport)
 
-    def store(self, transport: Transport) -> Store:
-        lanes = tuple(transport.memory(lane) for lane in self.lanes)
-        memory = Lanes(lanes, self.spec.env.frames)
-        return self.config.algorithm.store(self.spec, memory)
+    def chooser(self, transport: Transport) -> Chooser:
+        return self.config.algorithm.chooser(self.spec, self._memory(transport))
+
+    def gatherer(self, transport: Transport) -> Gatherer:
+        return self.config.algorithm.gatherer(self.spec, self._memory(transport))
+
+    def _memory(self, transport: Transport) -> Lanes:
+        return Lanes(tuple(map(transport.memory, self.lanes)), self.spec.env.frames)
 
     def device(self, role: RoleName) -> str:
         """Where a role computes."""
@@ -197,13 +202,15 @@ class Assembly:
         )
 
     def buffer(self, transport: Transport) -> Buffer:
-        store, relax, (name,) = self.store(transport), self.relax, self.names("buffer")
+        chooser, relax, (name,) = self.chooser(transport), self.relax, self.names("buffer")
         most = math.inf if relax.max_staleness is None else relax.max_staleness
         told = self.graph.received("priorities", name)
-        if told and not isinstance(store, PriorityStore):
-            raise _incomplete(store, "prioritize")
+        if told and not isinstance(chooser, PriorityChooser):
+            raise _incomplete(chooser, "prioritize")
         return Buffer(
-            store=store,
+            chooser=chooser,
+            selection=self.setup.description.selection,
+            pieces=self.setup.description.pieces,
             balance=dataclasses.replace(self.balance),
             lanes=[transport.inbox(lane) for lane in self.lanes],
             batches=[transport.outbox(joint.conduit) for joint in self.graph.sent("batches", name)],
@@ -228,8 +235,7 @@ class Assembly:
         spec = dataclasses.replace(
             self.spec, learner=index, team=team, shared=shared, gradients=gradients
         )
-        store, when = self.store(transport), self.config.relax.publish_when
-        trainer = self.trainer(name, spec)
+        trainer, when = self.trainer(name, spec), self.config.relax.publish_when
         (batches,) = self.graph.received("batches", name)
         sent = {
             what: self.graph.sent(what, name) for what in ("snapshots", "evaluations", "priorities")
@@ -243,7 +249,7 @@ class Assembly:
         mixes = exchange(self.config, self.relax) is not None
         return Learner(
             trainer=trainer,
-            store=store,
+            gatherer=self.gatherer(transport),
             batches=transport.inbox(batches.conduit),
             depth=depth(self.config, self.setup),
             snapshots=newest["snapshots"],

@@ -31,11 +31,11 @@ class Description:
     models: Models
     """all that a trainer's `networks` names"""
     selection: Layout
-    """leaves of what a store chooses"""
+    """leaves of what a chooser chooses"""
     pieces: int = 1
     """choices for one update"""
     slots: int = 1
-    """rollouts of one actor that the store may hold at once"""
+    """rollouts of one actor that may be held at once"""
     extras: Layout = field(default_factory=dict)
     """leaves of what a policy records of one step of one env, beside its action"""
     recurrent: Layout = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Description:
     gradients: bool = False
     """do its optimizers heed relax.gradient?"""
     prioritizes: bool = False
-    """is the store told after every update how much each of the steps it chose is worth?"""
+    """is the chooser told after every update how much each of the steps it chose is worth?"""
     uses_end: bool = False
     """does what is learnt depend on when the run ends? Resuming with another end is not exact."""
 

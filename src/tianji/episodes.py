@@ -10,12 +10,12 @@ from tianji import frames
 from tianji.algorithm import Lanes
 from tianji.errors import Failure
 from tianji.role import State
-from tianji.store import numbers
 from tianji.types import EPISODE, GAP, HEAD, SOURCE, VERSION, Array, Leaves, Rollout
 
 NONE, LOST = -1, -2
 """instead of an open episode's first row: there is none, or its beginning is not held any more"""
 SELECTION = ("lane", "env", "row", "length")
+"""leaves of a selection"""
 ENV, FIRST, LENGTH, USED = range(4)
 """columns of the index: the env, the first row, how many rows, and 1 once it was consumed"""
 
@@ -27,17 +27,11 @@ class Episodes:
     first valid row after another one's end. It ends with a terminated row, before a row that is not
     valid, or where a rollout does not continue the one before it (a value follows the last two).
     Rows are numbered from a lane's beginning, and never anew.
-
-    A part is one `Rollout` [L, N] of N episodes, padded to the longest of them by rows that are not
-    valid: they repeat the last observation and have reward 0. Episodes begin with a policy's
-    initial state, so there is nothing in `once`.
     """
 
-    pieces = 1
     any_order = False
 
     def __init__(self, lanes: Lanes, batch: int, slots: int) -> None:
-        self.selection = numbers(SELECTION, batch)
         self._lanes = lanes
         self._batch = batch
         self._slots = slots
@@ -96,45 +90,6 @@ class Episodes:
         retired, self._retired = self._retired, []
         return retired
 
-    def parts(self, selection: Leaves) -> Iterator[Rollout]:
-        lane, env, first, length = (selection[k] for k in ("lane", "env", "row", "length"))
-        N, L, T = len(lane), int(length.max()), self._T
-        time = np.arange(L + 1)[:, None]
-        last = np.minimum(time, length - 1)
-        slot, row = np.divmod(first + last, T)
-        slot %= self._total
-        after = row + (time > last)  # an episode's last observation follows its last row
-        leaves: Leaves = {}
-        for name, array in self._lanes.memory[0].items():
-            if name not in ("head", "episodes") and not name.startswith("once."):
-                rows = L + name.startswith("observation.")
-                leaves[name] = np.empty((rows, N, *array.shape[3:]), array.dtype)
-        if (K := self._lanes.frames) > 1:
-            obs = leaves["observation.obs"]
-            leaves["observation.obs"] = np.empty((L + 1, N, K, *obs.shape[2:]), obs.dtype)
-        versions = np.empty(N, np.int64)
-        for i, memory in enumerate(self._lanes.memory):
-            (mine,) = np.nonzero(lane == i)
-            if not len(mine):
-                continue
-            seen = slot[:, mine], after[:, mine], np.broadcast_to(env[mine], (L + 1, len(mine)))
-            done = slot[:-1, mine], row[:-1, mine], env[mine]
-            for name, array in leaves.items():
-                if name == "observation.obs" and K > 1:
-                    array[:, mine] = _stacks(memory, seen)
-                else:
-                    at = seen if name.startswith("observation.") else done
-                    array[:, mine] = memory[name][at]
-            versions[mine] = memory["head"][slot[0, mine], VERSION]
-        padding = time[:-1] >= length
-        for name in ("reward", "terminated", "valid"):
-            leaves[name][padding] = 0
-        head = np.zeros(HEAD, np.int64)
-        head[SOURCE], head[GAP] = -1, 1
-        part = Rollout.over(leaves | {"head": head, "episodes": np.empty(0, EPISODE)})
-        part.versions = versions
-        yield part
-
     def state(self) -> State:
         return {
             "added": list(self._added),
@@ -183,6 +138,58 @@ def _ended(began: Array, which: Array, end: int) -> Array:
     first = began[envs]
     began[which] = NONE
     return np.stack([envs, first, end - first, np.zeros_like(envs)], axis=1)
+
+
+class PaddedEpisodes:
+    """Whole episodes.
+
+    A part is one `Rollout` [L, N] of N episodes, padded to the longest of them by rows that are not
+    valid: they repeat the last observation and have reward 0. Episodes begin with a policy's
+    initial state, so there is nothing in `once`.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+
+    def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        lane, env, first, length = (selection[k] for k in ("lane", "env", "row", "length"))
+        N, L = len(lane), int(length.max())
+        total, T = self._lanes.memory[0]["reward"].shape[:2]
+        time = np.arange(L + 1)[:, None]
+        last = np.minimum(time, length - 1)
+        slot, row = np.divmod(first + last, T)
+        slot %= total
+        after = row + (time > last)  # an episode's last observation follows its last row
+        leaves: Leaves = {}
+        for name, array in self._lanes.memory[0].items():
+            if name not in ("head", "episodes") and not name.startswith("once."):
+                rows = L + name.startswith("observation.")
+                leaves[name] = np.empty((rows, N, *array.shape[3:]), array.dtype)
+        if (K := self._lanes.frames) > 1:
+            obs = leaves["observation.obs"]
+            leaves["observation.obs"] = np.empty((L + 1, N, K, *obs.shape[2:]), obs.dtype)
+        versions = np.empty(N, np.int64)
+        for i, memory in enumerate(self._lanes.memory):
+            (mine,) = np.nonzero(lane == i)
+            if not len(mine):
+                continue
+            seen = slot[:, mine], after[:, mine], np.broadcast_to(env[mine], (L + 1, len(mine)))
+            done = slot[:-1, mine], row[:-1, mine], env[mine]
+            for name, array in leaves.items():
+                if name == "observation.obs" and K > 1:
+                    array[:, mine] = _stacks(memory, seen)
+                else:
+                    at = seen if name.startswith("observation.") else done
+                    array[:, mine] = memory[name][at]
+            versions[mine] = memory["head"][slot[0, mine], VERSION]
+        padding = time[:-1] >= length
+        for name in ("reward", "terminated", "valid"):
+            leaves[name][padding] = 0
+        head = np.zeros(HEAD, np.int64)
+        head[SOURCE], head[GAP] = -1, 1
+        part = Rollout.over(leaves | {"head": head, "episodes": np.empty(0, EPISODE)})
+        part.versions = versions
+        yield part
 
 
 def _stacks(memory: Mapping[str, Array], at: tuple[Array, Array, Array]) -> Array:

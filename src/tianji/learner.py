@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from tianji.algorithm import Gradients, Metrics, PriorityTrainer, Store, Trainer
+from tianji.algorithm import Gatherer, Gradients, Metrics, PriorityTrainer, Trainer
 from tianji.channel import Inbox, Outbox, Publisher, Slot
 from tianji.errors import Failure
 from tianji.join import MIX, NO_MODEL, Mixer, averaged
@@ -51,7 +51,7 @@ class Learner:
     def __init__(
         self,
         trainer: Trainer,
-        store: Store,
+        gatherer: Gatherer,
         batches: Inbox,
         depth: int,
         snapshots: Publisher | None,
@@ -84,7 +84,7 @@ class Learner:
         self.report: Report | None = None
         """what the last update was; set when `step` returns UPDATE"""
         self._trainer = trainer
-        self._store = store
+        self._gatherer = gatherer
         self._batches = batches
         self._depth = depth
         self._snapshots = snapshots
@@ -133,7 +133,7 @@ class Learner:
             if self._follows and not self._pieces:
                 self._follow()
             self._pieces.append(piece)
-            self._parts = iter(self._store.parts(piece.arrays))
+            self._parts = iter(self._gatherer.parts(piece.arrays))
         part = next(self._parts, None)
         if part is not None:
             self._take(part)

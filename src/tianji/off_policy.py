@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tianji import networks
-from tianji.algorithm import Lanes, Metrics, Spec, Store, Traits
+from tianji.algorithm import Chooser, Gatherer, Lanes, Metrics, Spec, Traits
 from tianji.description import Description, averaged
 from tianji.errors import Refusal
 from tianji.optim import Flat, Optimizer, mean_over
 from tianji.role import generator
-from tianji.store import Replay, numbers
+from tianji.store import Replay, Transitions, numbers
 from tianji.train_state import TrainState
 from tianji.types import Array, Layout, Params, Rollout, leaf
 
@@ -88,8 +88,11 @@ class OffPolicy:
     def slots(self, spec: Spec) -> int:
         return -(-self.capacity // (spec.actors * spec.rows_per_rollout))
 
-    def store(self, spec: Spec, lanes: Lanes) -> Store:
-        return Replay(lanes, self.batch_size, self.slots(spec), self.gamma, self.n_step)
+    def chooser(self, spec: Spec, lanes: Lanes) -> Chooser:
+        return Replay(lanes, self.batch_size, self.slots(spec), self.n_step)
+
+    def gatherer(self, spec: Spec, lanes: Lanes) -> Gatherer:
+        return Transitions(lanes, self.gamma, self.n_step)
 
     def check_replay(self, spec: Spec, rows: int) -> None:
         """Refuse a replay from which the first batch, or a learner's share, could not be drawn; a

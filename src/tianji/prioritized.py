@@ -10,7 +10,7 @@ import numpy as np
 from tianji.algorithm import Lanes
 from tianji.errors import Failure
 from tianji.role import State
-from tianji.store import Replay
+from tianji.store import NStep, Replay, Transitions
 from tianji.sumtree import SumTree
 from tianji.types import GAP, HEAD, Array, Layout, Leaves, Rollout, leaf
 
@@ -23,7 +23,7 @@ one"""
 
 
 def weights(batch: int) -> Layout:
-    """Leaves of a selection, beside those of `Replay`."""
+    """Leaves of a selection, beside those of uniform replay."""
     return {"weight": leaf((batch,), np.float32), "rollout": leaf((batch,), np.int64)}
 
 
@@ -31,8 +31,8 @@ class Prioritized(Replay):
     """Proportional prioritised replay (Schaul et al. 2016) over the lanes, with n-step returns.
 
     A step's priority is p = |error| + LEAST, and it is drawn with P = p^alpha / sum of p^alpha, one
-    step from each of N equal shares of the sum. A part has extras "weight" [1, N] beside those of
-    `Replay`: (M P)^-beta over the largest of the batch, so that the number M of steps cancels.
+    step from each of N equal shares of the sum. Its weight is (M P)^-beta over the largest of the
+    batch, so that the number M of steps cancels.
 
     The first priority of a step is that of what the actor recorded (Horgan et al. 2018): its n-step
     return with the `q_best` that follows, less its `q`; or with `initial` "max" the largest so far.
@@ -52,10 +52,9 @@ class Prioritized(Replay):
         initial: Literal["actor", "max"],
     ) -> None:
         """`beta` becomes 1 over `beta_updates` choices; 0: it stays."""
-        super().__init__(lanes, batch, slots, gamma, n)
-        self.selection |= weights(batch)
+        super().__init__(lanes, batch, slots, n)
         self._alpha, self._beta, self._beta_updates = alpha, beta, beta_updates
-        self._initial = initial
+        self._recorded = NStep(lanes, gamma, n) if initial == "actor" else None
         self._rows = self._total * self._T
         """of a lane"""
         self._tree = SumTree(len(lanes.memory) * self._rows * self._B)
@@ -79,7 +78,7 @@ class Prioritized(Replay):
         self._numbers[lane, slot] = self._arrived[lane]
         self._arrived[lane] += 1
         first = (self._arrived[lane] - self._held[lane]) * self._T
-        needs = self._n if self._initial == "actor" else self._n - 1
+        needs = self._n if self._recorded else self._n - 1
         begin, end = max(first, self._known[lane]), self._arrived[lane] * self._T - needs
         if begin < end:
             self._begin(lane, self._steps(np.arange(begin, end) % self._rows))
@@ -117,11 +116,6 @@ class Prioritized(Replay):
             self._set(self._leaves(lane, step)[held], told)
             self._largest = max(self._largest, float(told.max()))
 
-    def parts(self, selection: Leaves) -> Iterator[Rollout]:
-        for part in super().parts(selection):
-            part.extras["weight"][0] = selection["weight"]
-            yield part
-
     def state(self) -> State:
         return super().state() | {
             "tree": self._tree.state(),
@@ -139,23 +133,18 @@ class Prioritized(Replay):
         self._numbers[:] = state["numbers"]
         self._choices, self._largest = state["choices"], state["largest"]
 
-    def _room(self, N: int) -> Rollout:
-        part = super()._room(N)
-        part.extras["weight"] = np.empty((1, N), np.float32)
-        return part
-
     def _begin(self, lane: int, step: Array) -> None:
         """Give these steps their first priority; those that only reset an env have none."""
-        step = step[self._flat[lane]["valid"][step]]
-        if self._initial == "max":
+        step = step[self._valid[lane][step]]
+        if self._recorded is None:
             self._set(self._leaves(lane, step), np.full(len(step), self._largest))
         else:
-            self._set(self._leaves(lane, step), self._recorded(lane, step))
+            self._set(self._leaves(lane, step), self._errors(self._recorded, lane, step))
 
-    def _recorded(self, lane: int, step: Array) -> Array:
-        """The errors that the actor saw: ret + discount q_best - q."""
-        flat, T, B = self._flat[lane], self._T, self._B
-        ret, discount, last = self._window([(lane, slice(0, len(step)))], step)
+    def _errors(self, recorded: NStep, lane: int, step: Array) -> Array:
+        """Those that the actor saw: ret + discount q_best - q."""
+        flat, T, B = recorded.flat[lane], self._T, self._B
+        ret, discount, last = recorded.windows([(lane, slice(0, len(step)))], step)
         follows = (last + B) % (self._rows * B)
         error = np.abs(ret + discount * flat["extras.q_best"][follows] - flat["extras.q"][step])
         # What follows the last step before a gap was not seen.
@@ -179,3 +168,17 @@ class Prioritized(Replay):
     def _leaves(self, lane: Array | int, step: Array) -> Array:
         leaves: Array = lane * (self._rows * self._B) + step
         return leaves
+
+
+class WeightedTransitions(Transitions):
+    """Steps with their n-step returns and, as extras "weight" [1, N], how much each counts."""
+
+    def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        for part in super().parts(selection):
+            part.extras["weight"][0] = selection["weight"]
+            yield part
+
+    def _room(self, N: int) -> Rollout:
+        part = super()._room(N)
+        part.extras["weight"] = np.empty((1, N), np.float32)
+        return part

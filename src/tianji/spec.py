@@ -46,9 +46,10 @@ def make_spec(config: Config, env: EnvSpec, group: int = 0) -> Spec:
     _check_able(config, "relax.explore", relax.explore, "alike", lambda able: able.explores)
     if (relax.start == "stream" or relax.window > 1) and not config.algorithm.traits.once:
         raise Refusal(
-            f'relax.start = "{relax.start}" and reuse.window = {relax.window} need a store that '
+            f'relax.start = "{relax.start}" and reuse.window = {relax.window} need a chooser that '
             f"can serve so; {config.algorithm.name} says that its own cannot. Set relax.start = "
-            f'"batch" and reuse.window = 1, or use store.Fresh by store.once, and Traits.once.'
+            f'"batch" and reuse.window = 1, or use store.Fresh by store.chooser_once, and '
+            f"Traits.once."
         )
     _check_able(
         config, "network.recurrent", recurrent := config.network.recurrent, "none",

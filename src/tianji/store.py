@@ -1,4 +1,5 @@
-"""What a buffer holds between actors and learner: rollouts where they lie, never copied in."""
+"""What updates consume, out of the rollouts where they lie: on the buffer a chooser names it, on
+the learner a gatherer makes parts of it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tianji import frames, returns
-from tianji.algorithm import Lanes, Spec
+from tianji.algorithm import Chooser, Gatherer, Lanes, Spec
 from tianji.errors import Failure, Refusal
 from tianji.frames import Spans
 from tianji.role import State
@@ -22,7 +23,7 @@ MOST_DRAWS = 10_000
 
 
 class Served(NamedTuple):
-    """How a store serves what updates consume."""
+    """How what updates consume is served."""
 
     selection: Layout
     """leaves of one choice"""
@@ -36,42 +37,48 @@ def numbers(names: Iterable[str], length: int) -> Layout:
 
 
 def served_once(spec: Spec, rollouts: int) -> Served:
-    """As `once` serves them."""
+    """For updates of so many rollouts, each consumed once: as a batch, streamed or from a window,
+    whichever the run asks for. An algorithm that uses it says so by `Traits.once`."""
     if spec.window > 1:
-        return Served(numbers(("lane", "slot", "env"), rollouts * spec.envs))
+        columns = rollouts * spec.envs
+        if columns % spec.window:
+            fits = [k for k in range(1, columns + 1) if columns % k == 0]
+            near = min(fits, key=lambda k: (abs(k - spec.window), k))
+            raise Refusal(
+                f"reuse.window = {spec.window} does not divide the {columns} envs of a batch, so "
+                f"that 1 / {spec.window} of it could not be new. Set it to {near}, or "
+                f"scale.envs_per_actor to a multiple of {spec.window}."
+            )
+        return Served(numbers(("lane", "slot", "env"), columns))
     pieces = rollouts // spec.learners if spec.start == "stream" else 1
     return Served(numbers(("lane", "slot"), rollouts // pieces), pieces)
 
 
-def once(spec: Spec, lanes: Lanes, rollouts: int) -> Fresh | Window:
-    """For updates of so many rollouts, each consumed once: as a batch, streamed or from a window,
-    whichever the run asks for. An algorithm that uses it says so by `Traits.once`."""
-    if spec.window > 1:
-        return Window(lanes, rollouts, spec.window)
-    pieces = served_once(spec, rollouts).pieces
-    return Fresh(lanes, rollouts // pieces, pieces)
+def chooser_once(spec: Spec, lanes: Lanes) -> Chooser:
+    """Of what `served_once` serves."""
+    return Window(lanes, spec.window) if spec.window > 1 else Fresh()
+
+
+def gatherer_once(spec: Spec, lanes: Lanes) -> Gatherer:
+    """Of what `served_once` serves."""
+    return Columns(lanes) if spec.window > 1 else Rollouts(lanes)
 
 
 class Fresh:
-    """Each rollout is consumed once, in place, in the order of arrival; `rollouts` make a batch."""
+    """Each rollout is consumed once, in the order of arrival."""
 
     share = 1.0
     any_order = True
 
-    def __init__(self, lanes: Lanes, rollouts: int, pieces: int = 1) -> None:
-        """`rollouts` for each of the `pieces` of an update."""
-        self.pieces = pieces
-        self.selection = numbers(("lane", "slot"), rollouts)
-        self._rollouts = rollouts
+    def __init__(self) -> None:
         self._waiting: deque[tuple[int, int]] = deque()
         self._retired: list[tuple[int, int]] = []
-        self._lanes = lanes
 
     def add(self, lane: int, slot: int) -> None:
         self._waiting.append((lane, slot))
 
     def choose(self, rng: np.random.Generator, out: Leaves) -> float:
-        for i in range(self._rollouts):
+        for i in range(len(out["lane"])):
             lane, slot = self._waiting.popleft()
             out["lane"][i], out["slot"][i] = lane, slot
             self._retired.append((lane, slot))
@@ -80,11 +87,6 @@ class Fresh:
     def retired(self) -> Iterable[tuple[int, int]]:
         retired, self._retired = self._retired, []
         return retired
-
-    def parts(self, selection: Leaves) -> Iterator[Rollout]:
-        for lane, slot in zip(selection["lane"].tolist(), selection["slot"].tolist(), strict=True):
-            memory = self._lanes.memory[lane]
-            yield _whole(Rollout.over({name: array[slot] for name, array in memory.items()}))
 
     def state(self) -> State:
         return {
@@ -97,30 +99,30 @@ class Fresh:
         self._retired = [(lane, slot) for lane, slot in state["retired"]]
 
 
+class Rollouts:
+    """Whole rollouts, in place."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+
+    def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        for lane, slot in zip(selection["lane"].tolist(), selection["slot"].tolist(), strict=True):
+            memory = self._lanes.memory[lane]
+            yield _whole(Rollout.over({name: array[slot] for name, array in memory.items()}))
+
+
 class Window:
     """A batch from the last K batches, 1 / K of it from each: the paper's New (K = 1), Lag2, Lag4
     and Lag8. What is drawn is the whole time of single envs; the newest batch is all new."""
 
-    pieces = 1
     any_order = True
 
-    def __init__(self, lanes: Lanes, rollouts: int, batches: int) -> None:
-        B = lanes.memory[0]["reward"].shape[2]
-        columns = rollouts * B
-        if columns % batches:
-            fits = [k for k in range(1, columns + 1) if columns % k == 0]
-            near = min(fits, key=lambda k: (abs(k - batches), k))
-            raise Refusal(
-                f"reuse.window = {batches} does not divide the {columns} envs of a batch, so that "
-                f"1 / {batches} of it could not be new. Set it to {near}, or scale.envs_per_actor "
-                f"to a multiple of {batches}."
-            )
-        self.selection = numbers(("lane", "slot", "env"), columns)
-        self._lanes = lanes
-        self._rollouts, self._B, self._batches = rollouts, B, batches
+    def __init__(self, lanes: Lanes, batches: int) -> None:
+        self._batches = batches
+        self._B = lanes.memory[0]["reward"].shape[2]
         self._waiting: deque[tuple[int, int]] = deque()
         self._held: deque[list[tuple[int, int]]] = deque()
-        self._used = [np.zeros((len(m["head"]), B), np.bool_) for m in lanes.memory]
+        self._used = [np.zeros((len(m["head"]), self._B), np.bool_) for m in lanes.memory]
         """which envs' time of each slot was consumed before"""
         self._retired: list[tuple[int, int]] = []
 
@@ -135,8 +137,9 @@ class Window:
     def choose(self, rng: np.random.Generator, out: Leaves) -> float:
         if len(self._held) == self._batches:
             self._retired += self._held.popleft()
-        self._held.append([self._waiting.popleft() for _ in range(self._rollouts)])
-        columns, m = self._rollouts * self._B, len(self._held)
+        columns = len(out["lane"])
+        self._held.append([self._waiting.popleft() for _ in range(columns // self._B)])
+        m = len(self._held)
         cuts = [columns * i // m for i in range(m + 1)]
         fresh = 0
         for batch, begin, end in zip(self._held, cuts, cuts[1:], strict=False):
@@ -155,11 +158,32 @@ class Window:
         retired, self._retired = self._retired, []
         return retired
 
+    def state(self) -> State:
+        return {
+            "waiting": [list(x) for x in self._waiting],
+            "held": [[list(x) for x in batch] for batch in self._held],
+            "used": {str(i): used.copy() for i, used in enumerate(self._used)},
+            "retired": [list(x) for x in self._retired],
+        }
+
+    def load_state(self, state: State) -> None:
+        self._waiting = deque((lane, slot) for lane, slot in state["waiting"])
+        self._held = deque([(lane, slot) for lane, slot in batch] for batch in state["held"])
+        for i, used in enumerate(self._used):
+            used[:] = state["used"][str(i)]
+        self._retired = [(lane, slot) for lane, slot in state["retired"]]
+
+
+class Columns:
+    """The whole time of single envs, as many to a part as a rollout has."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+
     def parts(self, selection: Leaves) -> Iterator[Rollout]:
-        for begin in range(0, len(selection["lane"]), self._B):
-            lane, slot, env = (
-                selection[k][begin : begin + self._B] for k in ("lane", "slot", "env")
-            )
+        whole = self._lanes.memory[0]["reward"].shape[2]
+        for begin in range(0, len(selection["lane"]), whole):
+            lane, slot, env = (selection[k][begin : begin + whole] for k in ("lane", "slot", "env"))
             B = len(lane)  # of a learner's share the last part may be smaller
             leaves: Leaves = {}
             for name, array in self._lanes.memory[0].items():
@@ -182,51 +206,27 @@ class Window:
             part.versions = versions
             yield _whole(part)
 
-    def state(self) -> State:
-        return {
-            "waiting": [list(x) for x in self._waiting],
-            "held": [[list(x) for x in batch] for batch in self._held],
-            "used": {str(i): used.copy() for i, used in enumerate(self._used)},
-            "retired": [list(x) for x in self._retired],
-        }
-
-    def load_state(self, state: State) -> None:
-        self._waiting = deque((lane, slot) for lane, slot in state["waiting"])
-        self._held = deque([(lane, slot) for lane, slot in batch] for batch in state["held"])
-        for i, used in enumerate(self._used):
-            used[:] = state["used"][str(i)]
-        self._retired = [(lane, slot) for lane, slot in state["retired"]]
-
 
 class Replay:
-    """Uniform replay over the valid steps of the newest rollouts, with n-step returns.
+    """Uniform replay over the valid steps of the newest rollouts that have a whole n-step window.
 
-    The lanes themselves are the memory. A part is one `Rollout` of a single row: observation
-    [2, N] (where the step began, and where its n-step return ends), reward [1, N] the discounted
-    sum, and extras "discount" [1, N], the factor of the value that follows (0 after termination).
+    The lanes themselves are the memory: each is a ring of rows, and a step is row * B + env.
     """
 
-    pieces = 1
     any_order = False
 
-    def __init__(self, lanes: Lanes, batch: int, slots: int, gamma: float, n: int) -> None:
-        self.selection = numbers(("lane", "step"), batch)
-        self._lanes = lanes
+    def __init__(self, lanes: Lanes, batch: int, slots: int, n: int) -> None:
         self._batch = batch
         self._slots = slots
         """rollouts held per lane"""
         self._total, self._T, self._B = lanes.memory[0]["valid"].shape
         self._n = n
-        self._gamma = gamma
         self._first = [0] * len(lanes.memory)
         self._held = [0] * len(lanes.memory)
         self._retired: list[tuple[int, int]] = []
-        self._flat = [_flat(memory) for memory in lanes.memory]
-        self._used = [np.zeros(flat["valid"].shape, np.bool_) for flat in self._flat]
+        self._valid = [memory["valid"].reshape(-1) for memory in lanes.memory]
+        self._used = [np.zeros(valid.shape, np.bool_) for valid in self._valid]
         """which steps were consumed before"""
-        self._part: Rollout | None = None
-        self._pictures: Array | None = None
-        """where stacks of two successive rows are handed out: all of their pictures, each once"""
 
     @property
     def share(self) -> float:
@@ -261,7 +261,7 @@ class Replay:
             step = drawn - (ends - rows * self._B)[lane]
             step = (step + first) % (self._total * self._T * self._B)
             lanes[want], steps[want] = lane, step
-            want = want[~self._valid(lane, step)]
+            want = want[~self._are_valid(lane, step)]
         raise Failure(
             f"replay found no valid step in {MOST_DRAWS} draws: the env ends its episodes at once, "
             f"so that nearly all steps only reset it."
@@ -270,19 +270,6 @@ class Replay:
     def retired(self) -> Iterable[tuple[int, int]]:
         retired, self._retired = self._retired, []
         return retired
-
-    def parts(self, selection: Leaves) -> Iterator[Rollout]:
-        """Of a selection whose lanes ascend."""
-        if self._part is None:
-            self._part = self._room(len(selection["step"]))
-        bounds = np.searchsorted(selection["lane"], np.arange(len(self._flat) + 1)).tolist()
-        spans = [
-            (lane, slice(begin, end))
-            for lane, (begin, end) in enumerate(itertools.pairwise(bounds))
-            if begin < end
-        ]
-        self._gather(spans, selection["step"], self._part)
-        yield self._part
 
     def state(self) -> State:
         retired = [list(x) for x in self._retired]
@@ -310,16 +297,84 @@ class Replay:
             used[mine] = True
         return fresh / len(steps)
 
-    def _valid(self, lane: Array | int, step: Array) -> Array:
-        if len(self._flat) == 1:
-            return self._flat[0]["valid"][step]
+    def _are_valid(self, lane: Array | int, step: Array) -> Array:
+        if len(self._valid) == 1:
+            return self._valid[0][step]
         valid = np.empty(len(step), np.bool_)
-        for i in range(len(self._flat)):
-            valid[lane == i] = self._flat[i]["valid"][step[lane == i]]
+        for i, of_lane in enumerate(self._valid):
+            valid[lane == i] = of_lane[step[lane == i]]
         return valid
 
+
+class NStep:
+    """The n-step windows of steps in lanes that are rings of rows."""
+
+    def __init__(self, lanes: Lanes, gamma: float, n: int) -> None:
+        self.flat = [_flat(memory) for memory in lanes.memory]
+        self._total, self._T, self._B = lanes.memory[0]["valid"].shape
+        self._gamma, self._n = gamma, n
+
+    def windows(self, spans: Spans, step: Array) -> tuple[Array, Array, Array]:
+        """Of the n-step windows that begin at `step`: the discounted sum of rewards, the factor of
+        the value that follows, and their last steps."""
+        T, B = self._T, self._B
+        if self._n == 1:
+            gamma = np.float32(self._gamma)
+            ended = self.fetch(spans, "terminated", step)
+            return self.fetch(spans, "reward", step), np.where(ended, 0 * gamma, gamma), step
+        row, env = np.divmod(step, B)
+        window = (row + np.arange(self._n)[:, None]) % (self._total * T)
+        steps = window * B + env
+        valid = self.fetch(spans, "valid", steps)
+        # A rollout that does not continue the one before it ends every window at its edge.
+        gap = self.fetch(spans, "head", window // T * HEAD + GAP).astype(np.bool_)
+        valid[1:] &= ~(gap & (window % T == 0))[1:]
+        reward, terminated = (self.fetch(spans, name, steps) for name in ("reward", "terminated"))
+        reward, discount, last = returns.n_step(reward, terminated, valid, self._gamma, self._n)
+        return reward, discount, steps[last, np.arange(len(step))]
+
+    def fetch(self, spans: Spans, name: str, at: Array) -> Array:
+        """What lies at places [N] or [n, N] of a leaf, each in its own lane."""
+        some = self.flat[0][name]
+        out = np.empty((*at.shape, *some.shape[1:]), some.dtype)
+        for lane, where in spans:
+            mine = where if at.ndim == 1 else (slice(None), where)
+            out[mine] = self.flat[lane][name].take(at[mine], axis=0)
+        return out
+
+
+class Transitions:
+    """Steps with their n-step returns.
+
+    A part is one `Rollout` of a single row: observation [2, N] (where the step began, and where its
+    n-step return ends), reward [1, N] the discounted sum, and extras "discount" [1, N], the factor
+    of the value that follows (0 after termination).
+    """
+
+    def __init__(self, lanes: Lanes, gamma: float, n: int) -> None:
+        self._lanes = lanes
+        self._steps = NStep(lanes, gamma, n)
+        self._T, self._B = lanes.memory[0]["valid"].shape[1:]
+        self._n = n
+        self._part: Rollout | None = None
+        self._pictures: Array | None = None
+        """where stacks of two successive rows are handed out: all of their pictures, each once"""
+
+    def parts(self, selection: Leaves) -> Iterator[Rollout]:
+        """Of a selection whose lanes ascend."""
+        if self._part is None:
+            self._part = self._room(len(selection["step"]))
+        bounds = np.searchsorted(selection["lane"], np.arange(len(self._steps.flat) + 1)).tolist()
+        spans = [
+            (lane, slice(begin, end))
+            for lane, (begin, end) in enumerate(itertools.pairwise(bounds))
+            if begin < end
+        ]
+        self._gather(spans, selection["step"], self._part)
+        yield self._part
+
     def _room(self, N: int) -> Rollout:
-        flat = self._flat[0]
+        flat = self._steps.flat[0]
 
         def empty(rows: int, array: Array) -> Array:
             return np.empty((rows, N, *array.shape[1:]), array.dtype)
@@ -349,7 +404,7 @@ class Replay:
     def _gather(self, spans: Spans, step: Array, part: Rollout) -> None:
         """Copy the windows that begin at `step` (row * B + env) of these lanes into the part."""
         rows = self._T * self._B
-        reward, discount, last = self._window(spans, step)
+        reward, discount, last = self._steps.windows(spans, step)
         # Observations have T + 1 rows a slot.
         ends = step + step // rows * self._B, last + (last // rows + 1) * self._B
         for name, array in part.observation.items():
@@ -361,45 +416,17 @@ class Replay:
             else:
                 for at, out in zip(ends, array, strict=True):
                     self._copy(spans, f"observation.{name}", at, out)
-        part.action[0] = self._fetch(spans, "action", step)
+        part.action[0] = self._steps.fetch(spans, "action", step)
         part.reward[0] = reward
         part.extras["discount"][0] = discount
         part.terminated[0] = discount == 0.0
-        part.versions[:] = self._fetch(spans, "head", step // rows * HEAD + VERSION)
-
-    def _window(self, spans: Spans, step: Array) -> tuple[Array, Array, Array]:
-        """Of the n-step windows that begin at `step`: the discounted sum of rewards, the factor of
-        the value that follows, and their last steps."""
-        T, B = self._T, self._B
-        if self._n == 1:
-            gamma = np.float32(self._gamma)
-            ended = self._fetch(spans, "terminated", step)
-            return self._fetch(spans, "reward", step), np.where(ended, 0 * gamma, gamma), step
-        row, env = np.divmod(step, B)
-        window = (row + np.arange(self._n)[:, None]) % (self._total * T)
-        steps = window * B + env
-        valid = self._fetch(spans, "valid", steps)
-        # A rollout that does not continue the one before it ends every window at its edge.
-        gap = self._fetch(spans, "head", window // T * HEAD + GAP).astype(np.bool_)
-        valid[1:] &= ~(gap & (window % T == 0))[1:]
-        reward, terminated = (self._fetch(spans, name, steps) for name in ("reward", "terminated"))
-        reward, discount, last = returns.n_step(reward, terminated, valid, self._gamma, self._n)
-        return reward, discount, steps[last, np.arange(len(step))]
-
-    def _fetch(self, spans: Spans, name: str, at: Array) -> Array:
-        """What lies at places [N] or [n, N] of a leaf, each in its own lane."""
-        some = self._flat[0][name]
-        out = np.empty((*at.shape, *some.shape[1:]), some.dtype)
-        for lane, where in spans:
-            mine = where if at.ndim == 1 else (slice(None), where)
-            out[mine] = self._flat[lane][name].take(at[mine], axis=0)
-        return out
+        part.versions[:] = self._steps.fetch(spans, "head", step // rows * HEAD + VERSION)
 
     def _copy(self, spans: Spans, name: str, at: Array, out: Array) -> None:
         """Write what lies at places [N] of a leaf into `out`; they were fetched from before."""
         for lane, where in spans:
             # "clip": what is out of bounds is not looked for, and `out` is written at once.
-            self._flat[lane][name].take(at[where], axis=0, out=out[where], mode="clip")
+            self._steps.flat[lane][name].take(at[where], axis=0, out=out[where], mode="clip")
 
     def _stacks(self, spans: Spans, at: Array, out: Array) -> None:
         """Write the stacks of pictures at these places of lanes' observations."""

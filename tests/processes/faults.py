@@ -127,11 +127,11 @@ class _DQNTrainer(_Trainer, dqn.Trainer):
 class _Broken:
     """A store that raises, in the buffer alone."""
 
-    def __init__(self, store):
-        self._store = store
+    def __init__(self, chooser):
+        self._chooser = chooser
 
     def __getattr__(self, name):
-        return getattr(self._store, name)
+        return getattr(self._chooser, name)
 
     def choose(self, rng, out):
         raise KeyError("the store broke")
@@ -160,9 +160,9 @@ class PPO(ppo.PPO):
     def trainer(self, spec, device="cpu"):
         return _PPOTrainer(self, spec)
 
-    def store(self, spec, lanes):
-        store = super().store(spec, lanes)
-        return _Broken(store) if self.store_breaks else store
+    def chooser(self, spec, lanes):
+        chooser = super().chooser(spec, lanes)
+        return _Broken(chooser) if self.store_breaks else chooser
 
 
 @register_algorithm("test_dqn")

@@ -13,15 +13,16 @@ from torch.nn import functional
 
 from tianji import networks, off_policy
 from tianji.algorithm import (
+    Chooser,
     Count,
     Decision,
     Fraction,
+    Gatherer,
     Lanes,
     Metrics,
     NotNegative,
     Positive,
     Spec,
-    Store,
     Traits,
     Whole,
 )
@@ -29,7 +30,7 @@ from tianji.description import Description
 from tianji.env import Discrete
 from tianji.errors import Refusal
 from tianji.off_policy import Networks, OffPolicy
-from tianji.prioritized import RECORDED, Prioritized, weights
+from tianji.prioritized import RECORDED, Prioritized, WeightedTransitions, weights
 from tianji.recorded import Recorded, Tensors
 from tianji.role import generator
 from tianji.types import Array, Leaves, Params, Rollout
@@ -144,12 +145,17 @@ class DQN(OffPolicy):
     def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(self, spec)
 
-    def store(self, spec: Spec, lanes: Lanes) -> Store:
+    def chooser(self, spec: Spec, lanes: Lanes) -> Chooser:
         if not self.prioritized:
-            return super().store(spec, lanes)
+            return super().chooser(spec, lanes)
         slots, gamma, n = self.slots(spec), self.gamma, self.n_step
         schedule = self.alpha, self.beta, self.beta_updates
         return Prioritized(lanes, self.batch_size, slots, gamma, n, *schedule, self.initial)
+
+    def gatherer(self, spec: Spec, lanes: Lanes) -> Gatherer:
+        if not self.prioritized:
+            return super().gatherer(spec, lanes)
+        return WeightedTransitions(lanes, self.gamma, self.n_step)
 
     def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
         return Trainer(self, spec, device)

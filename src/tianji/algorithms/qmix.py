@@ -24,7 +24,7 @@ from tianji.algorithm import (
 )
 from tianji.description import Description
 from tianji.env import Discrete, EnvSpec
-from tianji.episodes import SELECTION, Episodes
+from tianji.episodes import SELECTION, Episodes, PaddedEpisodes
 from tianji.errors import Refusal
 from tianji.off_policy import Networks, OffPolicy
 from tianji.recurrent import NumpyRecurrent, Recurrent
@@ -133,8 +133,11 @@ class VDN(OffPolicy):
     def policy(self, spec: Spec, device: str = "cpu") -> Policy:
         return Policy(spec)
 
-    def store(self, spec: Spec, lanes: Lanes) -> Episodes:
+    def chooser(self, spec: Spec, lanes: Lanes) -> Episodes:
         return Episodes(lanes, self.batch_size, self.slots(spec))
+
+    def gatherer(self, spec: Spec, lanes: Lanes) -> PaddedEpisodes:
+        return PaddedEpisodes(lanes)
 
     def trainer(self, spec: Spec, device: str = "cpu") -> Trainer:
         return Trainer(self, spec, device)
