@@ -56,6 +56,7 @@ from measure import (
 from speed import forked, runner, source, spread
 
 from tianji import planner, profiler, shape
+from tianji.annotated import tree
 from tianji.config import Config, load_config
 from tianji.machine import cores
 from tianji.plan import Choice, Prediction, Task, different, predict, search
@@ -297,7 +298,7 @@ def started(
          "runs": [], "predictions": []}
         for way in ranked
     ]  # fmt: skip
-    return {"ways": ways, "profile_s": found.seconds, "rates": found.rates.tree(),
+    return {"ways": ways, "profile_s": found.seconds, "rates": tree(found.rates),
             "task": found.tree()["task"]}  # fmt: skip
 
 
