@@ -46,7 +46,7 @@ class Rollout:
     valid: Array
     """[T, B] bool: False where the step only reset its env."""
     extras: Leaves
-    """Each [T, B, ...]: what the policy recorded beside the action, or the store did."""
+    """Each [T, B, ...]: what the policy recorded beside the action, or the gatherer did."""
     once: Leaves
     """Each [B, ...]: what is there once per rollout, such as the recurrent state before it."""
     head: Array
