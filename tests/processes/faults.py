@@ -187,6 +187,25 @@ class DQN(dqn.DQN):
         return _DQNTrainer(self, spec)
 
 
+@register_algorithm("test_slow_load")
+@dataclass(frozen=True)
+class SlowLoad(dqn.DQN):
+    """Its chooser takes a second to go on from a state."""
+
+    name = "test_slow_load"
+
+    def chooser(self, spec, lanes):
+        chooser = super().chooser(spec, lanes)
+        load = chooser.load_state
+
+        def slowly(state):
+            time.sleep(1.0)
+            load(state)
+
+        chooser.load_state = slowly
+        return chooser
+
+
 RECORD = struct.Struct("<qqd")
 """updates, steps received, seconds since the epoch"""
 

@@ -48,6 +48,18 @@ def test_a_run_of_processes_that_was_stopped_goes_on_exactly(tmp_path):
     assert again.params_sha256 == whole.params_sha256
 
 
+def test_a_buffer_that_is_slow_to_go_on_misses_no_priorities(tmp_path):
+    """The learner begins only once there is room for its first ones."""
+    config = copy.deepcopy(PRIORITIZED)
+    config["env"] = {**config["env"], "imports": ["faults"]}
+    config["algorithm"] |= {"name": "test_slow_load"}
+    whole = train(config, tmp_path, LOCAL)
+    first = train(config, tmp_path, LOCAL, "stop.updates=20")
+    again = tianji.resume(first.run_dir, ["stop.updates=60"])
+    assert again.resumed == "exact"
+    assert again.params_sha256 == whole.params_sha256
+
+
 def test_apex_runs_free_with_priorities_from_actors_and_learner(tmp_path):
     result = train(PRIORITIZED, tmp_path, LOCAL, "scale.relax=apex", "stop.updates=300")
     assert result.updates >= 300

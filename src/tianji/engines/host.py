@@ -261,6 +261,7 @@ class Host:
             self._reporter.watch = Watch(self._config)
             self._reporter.watch.load_state(message.recorder)
         self._loaded = True
+        self._say(messages.Ready())
 
     def _renew(self, message: messages.Renew, fds: list[int]) -> None:
         """The role at the other end of conduits died, and another process takes its place."""

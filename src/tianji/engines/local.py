@@ -169,9 +169,9 @@ class LocalEngine:
             elapsed = recorded["elapsed"]
             for group in self._groups:
                 self._load(group, of_group(parts, group), recorded)
-            if self.setup.relax.join == "hogwild":
-                # Once the first group's learner answers, it has laid out what others go on from.
-                self._ask([h for h in self._leaders() if h.group == 0], ANSWER)
+                # A learner that goes on before its buffer would find no room for priorities, and
+                # one that shares parameters goes on from those of the first group's.
+                self._until(lambda: all(h.ready for h in self._all()), START, "go on")
         for group in self._groups:
             self._begin_active(group, {} if parts is None else of_group(parts, group))
         self._watch = Watch(self._config, elapsed=elapsed)
@@ -401,6 +401,8 @@ class LocalEngine:
             roles = self.graph.hosts[name]
             theirs = {str(role): states[role] for role in roles if role in states}
             if theirs:
+                assert self._hosts is not None
+                self._hosts.by_name[name].ready = False
                 self._send(name, messages.Load(theirs, recorded))
         counts = self._counts[group]
         learner, buffer = (states[self.graph.roles_of(group, k)[0]] for k in ("learner", "buffer"))

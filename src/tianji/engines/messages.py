@@ -141,7 +141,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    sha256: str
+    """It is made, or has loaded its states."""
+
+    sha256: str = ""
     """of the weights that its learner begins with"""
 
 
