@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from test_interleavings import Again, Marked, Once
 
-from tianji.build import assemble, assembly
+from tianji.algorithms.dqn import DQN
+from tianji.algorithms.ppo import PPO
+from tianji.build import assemble, assembly, build
 from tianji.config import RelaxConfig, ScaleConfig
 from tianji.driver import Serial, Shuffled
+from tianji.env import make_env
 from tianji.errors import Refusal
 from tianji.role import Did
 from tianji.testing.algorithm import config_for, run_updates
@@ -178,3 +181,32 @@ def test_where_order_does_not_matter_nothing_waits_for_its_turn():
     for seq, grant in enumerate((2, 1, 3)):
         push(outbox, grant, seq)
         assert buffer.step().kind == "receive"
+
+
+@dataclasses.dataclass(frozen=True)
+class Several(PPO):
+    """Its actors make four rollouts side by side."""
+
+    def describe(self, spec):
+        return dataclasses.replace(super().describe(spec), grants=4, any_order=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeveralReplayed(DQN):
+    """It wants the same, and reads its lanes as rings in time."""
+
+    def describe(self, spec):
+        return dataclasses.replace(super().describe(spec), grants=4, any_order=True)
+
+
+def test_an_algorithm_describes_how_many_grants_an_actor_holds_and_in_which_order_it_pushes():
+    config = config_for(Several(minibatches=1), scale=ScaleConfig(actors=2, rollout_length=3))
+    built = build(config, lambda n: make_env("toy/Chain", n, {}))
+    assert built.buffer._most_out == [4, 4]
+    assert [(lane.ordered, lane.slots >= 4) for lane in built.assembly.lanes] == [(False, True)] * 2
+    built.close()
+
+
+def test_a_replay_whose_lanes_are_rings_refuses_pushes_in_any_order():
+    with pytest.raises(Refusal, match="order"):
+        build(config_for(SeveralReplayed()), lambda n: make_env("toy/Chain", n, {}))

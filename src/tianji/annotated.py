@@ -161,13 +161,22 @@ def read(kind: type[T], value: Any) -> T:
 def tree(value: Any) -> Any:
     """A dataclass as tables and lists; arrays stay what they are."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
-        return {name: tree(part) for name, part in shown.items()}
+        hints = _hints(type(value)).items()
+        shown = {name: (hint, getattr(value, name)) for name, hint in hints}
+        return {name: part if _free(hint) else tree(part) for name, (hint, part) in shown.items()}
     if isinstance(value, Mapping):
         return {str(name): tree(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
         return [tree(part) for part in value]
     return describe_dtype(value, "a dtype") if isinstance(value, np.dtype) else value
+
+
+@functools.cache
+def _free(hint: Any) -> bool:
+    """Is it a state, which is judged where it is encoded?"""
+    if (typing.get_origin(hint) or hint) is np.dtype:
+        return False
+    return hint is Any or any(map(_free, typing.get_args(hint)))
 
 
 @functools.cache

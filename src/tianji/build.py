@@ -26,7 +26,7 @@ from tianji.balance import Balance
 from tianji.buffer import Buffer
 from tianji.channel import Conduit, Transport
 from tianji.config import Config
-from tianji.description import Model, check, leaves
+from tianji.description import Model, check, check_order, leaves
 from tianji.env import Env, EnvSpec
 from tianji.errors import Refusal
 from tianji.evaluator import Evaluator
@@ -154,7 +154,7 @@ class Assembly:
         learnt = leaves(trainer.state.networks()).items()
         models = {name: Model(leaf, fates[name]) for name, leaf in learnt if name in fates}
         check(trainer, "what it learns", models, said.models)
-        check(trainer, "its params", trainer.params(0).layout, said.params)
+        check_order(trainer, "its params", trainer.params(0).layout, said.params)
         optimizers = trainer.state.optimizers.values()
         if self.relax.gradient != "none" and not any(each.transforms for each in optimizers):
             refuse_gradient(self.config.algorithm, self.relax.gradient)
@@ -219,6 +219,7 @@ class Assembly:
             max_staleness=most - (relax.window - 1),
             record=not relax.exact,
             priorities=[transport.inbox(joint.conduit) for joint in told],
+            most_out=[self.setup.description.grants] * len(self.lanes),
         )
 
     def learner(

@@ -40,6 +40,11 @@ class Description:
     """leaves of what a policy records of one step of one env, beside its action"""
     recurrent: Layout = field(default_factory=dict)
     """leaves of a policy's recurrent state, of one env"""
+    grants: int = 2
+    """rollouts that one actor may be granted at once: the one that it makes and the next; more for
+    actors that make several side by side"""
+    any_order: bool = False
+    """may an actor push its rollouts in another order than that of their grants?"""
     gradients: bool = False
     """do its optimizers heed relax.gradient?"""
     prioritizes: bool = False
@@ -64,6 +69,18 @@ def check(part: object, what: str, found: Parts, said: Parts) -> None:
                 f"{what}, and describe() says {_shown(said, name)}: memory of a run is laid out by "
                 f"what it says, so this would be written where it does not belong. Let both come "
                 f"from one table."
+            )
+
+
+def check_order(part: object, what: str, found: Parts, said: Parts) -> None:
+    """As `check`, of leaves that lie in one buffer, where their order counts, too."""
+    check(part, what, found, said)
+    for mine, theirs in zip(found, said, strict=True):
+        if mine != theirs:
+            raise Differs(
+                f"{type(part).__module__}.{type(part).__name__} has {mine} among {what} where "
+                f"describe() says {theirs}: they lie in one buffer in this order, so one would be "
+                f"read as the other. Let both come from one table."
             )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from tianji.actor import FRAMES
 from tianji.algorithm import Spec
 from tianji.balance import Balance, uneven_rounds
-from tianji.buffer import MOST_OUT, batch_layout, priority_layout
+from tianji.buffer import batch_layout, priority_layout
 from tianji.channel import Conduit, End, Kind
 from tianji.config import Config
 from tianji.description import Description
@@ -257,7 +257,8 @@ def _joints(config: Config, setup: Setup, roles: list[RoleName]) -> list[Joint]:
         kind: Kind = "queue", slots: int = 1, readers: tuple[RoleName, ...] = (),
     ) -> None:  # fmt: skip
         name = f"{group}{what}{number}"
-        conduit = Conduit(name, kind, layout, slots, len(receivers))
+        ordered = not (kind == "lane" and made.any_order)
+        conduit = Conduit(name, kind, layout, slots, len(receivers), ordered)
         joints.append(Joint(what, conduit, sender, receivers, readers))
 
     for i, actor in enumerate(actors):
@@ -304,8 +305,8 @@ def _lane_slots(config: Config, setup: Setup) -> int:
     each = -(-steps // (spec.rows_per_rollout * spec.actors))
     more = each * (2 + int(min(relax.lead, FREE_LEAD)))
     if relax.lead > 0 and not on_policy:
-        more = MOST_OUT + 2
-    slots = setup.description.slots + more
+        more = setup.description.grants + 2
+    slots = setup.description.slots + max(more, setup.description.grants)
     if config.scale.rebalance and on_policy:
         slots *= spec.actors  # one of them may be active alone
     elif relax.late == "pass" and on_policy:

@@ -16,7 +16,19 @@ from tianji.algorithm import Chooser, Gatherer, Lanes, Spec
 from tianji.errors import Failure, Refusal
 from tianji.frames import Spans
 from tianji.role import State
-from tianji.types import EPISODE, GAP, HEAD, SOURCE, VERSION, Array, Layout, Leaves, Rollout, leaf
+from tianji.types import (
+    EPISODE,
+    GAP,
+    HEAD,
+    SOURCE,
+    VERSION,
+    VERSIONS,
+    Array,
+    Layout,
+    Leaves,
+    Rollout,
+    leaf,
+)
 
 MOST_DRAWS = 10_000
 """times that replay draws again where it hit steps that only reset an env"""
@@ -420,7 +432,15 @@ class Transitions:
         part.reward[0] = reward
         part.extras["discount"][0] = discount
         part.terminated[0] = discount == 0.0
-        part.versions[:] = self._steps.fetch(spans, "head", step // rows * HEAD + VERSION)
+        part.versions[:] = self._versions(spans, step)
+
+    def _versions(self, spans: Spans, step: Array) -> Array:
+        """Policy versions that acted: of each step where they are recorded, else of its rollout."""
+        own = f"extras.{VERSIONS}"
+        if own in self._lanes.memory[0]:
+            return self._steps.fetch(spans, own, step)
+        rows = self._T * self._B
+        return self._steps.fetch(spans, "head", step // rows * HEAD + VERSION)
 
     def _copy(self, spans: Spans, name: str, at: Array, out: Array) -> None:
         """Write what lies at places [N] of a leaf into `out`; they were fetched from before."""

@@ -7,8 +7,9 @@ from tianji.role_names import RoleKind, register_role
 TICK, COUNT = Did("tick"), Did("count")
 NO_ROOM, NO_TICK = Did(waits="counter"), Did(waits="ticker")
 
-register_role(RoleKind("ticker", stream=20, beside=True))
-register_role(RoleKind("counter", stream=21))
+KINDS = RoleKind("ticker", stream=20, beside=True), RoleKind("counter", stream=21)
+for kind in KINDS:
+    register_role(kind)
 
 
 class Ticker:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import own_roles  # noqa: F401  registers the roles here, too
 import pytest
 from local_runs import CHAIN, LOCAL, PPO, beside, hosts_of, learnt, train, until, updates_of
 
@@ -15,10 +14,21 @@ from tianji.channel import Conduit
 from tianji.checkpoint import Checkpoints
 from tianji.config import load_config
 from tianji.graph import Graph, Joint
-from tianji.role_names import RoleName
+from tianji.role_names import KINDS, RoleName
 from tianji.types import leaf
 
 pytestmark = pytest.mark.usefixtures("one_server", "told_soon")
+
+
+@pytest.fixture
+def own_kinds():
+    """They are known here, too, while a test needs them."""
+    import own_roles
+
+    KINDS.update({kind.name: kind for kind in own_roles.KINDS})
+    yield
+    for kind in own_roles.KINDS:
+        del KINDS[kind.name]
 
 
 def with_ticks(graph):
@@ -45,7 +55,9 @@ def changed(monkeypatch, change):
     monkeypatch.setattr("tianji.engines.local.look", looked)
 
 
-def test_a_role_that_is_not_ours_runs_beside_a_run_and_is_saved_with_it(tmp_path, monkeypatch):
+def test_a_role_that_is_not_ours_runs_beside_a_run_and_is_saved_with_it(
+    own_kinds, tmp_path, monkeypatch
+):
     changed(monkeypatch, with_ticks)
     config = {**PPO, "env": CHAIN | {"imports": ["own_roles"]}, "stop": {"updates": 30}}
     result = train(config, tmp_path, LOCAL)

@@ -55,7 +55,7 @@ class Changing:
             self.tell(host)
 
     def tell(self, host: Host) -> None:
-        if host.group == self._group and host.kind in ("actor", "buffer"):
+        if host.group == self._group and {"actor", "buffer"} & {r.kind for r in host.roles}:
             self._hosts.send(host.name, Activate(tuple(self._actors)))
 
     def look(self, counts: Sequence[Mapping[str, int]]) -> Rebalanced | None:

@@ -183,22 +183,20 @@ class HostTable:
         """Start a host; what it says and how it ends comes from `poll`. The descriptors of the
         request's files, and those of the offer, are closed here once they are sent."""
         name = placement.host
-        old = self.by_name.get(name)
-        place = 8 * len(self.by_name) if old is None else old.place
-        if old is not None:
-            self._let_go(old)
-        for word in range(8):
-            self._board[place + word] = 0
-        ours, theirs = wire.pair()
-        fork = Fork(request, placement, offer, place, life)
-        fds = [theirs.fileno(), self._board_fd, *files, *offer.fds]
-        try:
-            wire.send(self._line, fork, fds)
-        finally:
-            offer.close()
+        with contextlib.ExitStack() as closing:
+            closing.callback(offer.close)
             for fd in files:
-                os.close(fd)
-        theirs.close()
+                closing.callback(os.close, fd)
+            old = self.by_name.get(name)
+            place = 8 * len(self.by_name) if old is None else old.place
+            if old is not None:
+                self._let_go(old)
+            for word in range(8):
+                self._board[place + word] = 0
+            ours, theirs = wire.pair()
+            closing.callback(theirs.close)
+            fork = Fork(request, placement, offer, place, life)
+            wire.send(self._line, fork, [theirs.fileno(), self._board_fd, *files, *offer.fds])
         ours.setblocking(False)
         host = Host(placement, request.graph.hosts[name], place, ours, life)
         self.by_name[name] = host

@@ -343,8 +343,9 @@ class LocalEngine:
     def _start_host(self, name: str, life: int = 0) -> None:
         assert self._hosts is not None
         group = self.graph.hosts[name][0].group or 0
-        files = self._open_files(name)
         spec = dataclasses.replace(self.setup.spec, group=group)
+        offer = self._transport.offer(self.graph.ends(name), life)
+        files = self._open_files(name)
         request = messages.RoleRequest(
             host=name,
             config=self._config.tree(),
@@ -355,7 +356,6 @@ class LocalEngine:
             judges=len(self._groups) == 1,
             files={what: str(path) for what, (path, _) in files.items()},
         )
-        offer = self._transport.offer(self.graph.ends(name), life)
         opened = [fd for _, fd in files.values()]
         self._hosts.start(self._placed[name], request, offer, opened, life)
 
@@ -377,8 +377,9 @@ class LocalEngine:
                 self._note_fault(Fault(name, words, "disk", action="goes on"))
                 if what == "log":
                     found[what] = (path, os.open(os.devnull, append | os.O_CLOEXEC))
-        team = self._team_files[roles[0].group or 0]
-        return found | {"team": (Path("team"), os.dup(team))}
+        if self.setup.spec.learners > 1 and any(role.of.learns for role in roles):
+            found["team"] = (Path("team"), os.dup(self._team_files[roles[0].group or 0]))
+        return found
 
     def _check_alike(self) -> None:
         """All learners must begin with the same weights, or their mean would be no model at all."""

@@ -14,7 +14,6 @@ from tianji.engines.hosts import Died, Host, HostTable
 from tianji.engines.messages import Follow, Made, Renew, Renewed
 from tianji.fault import Budget, Fault
 from tianji.graph import Graph, Joint
-from tianji.role_names import KINDS
 
 LOOK = 0.5
 """seconds between two looks at who hangs"""
@@ -58,8 +57,8 @@ class Supervisor:
         self._hosts = hosts
         self._transport = transport
         self._start = start
-        replaceable = (kind.name for kind in KINDS.values() if kind.replaceable)
-        self._budgets = {kind: Budget(faults.restarts, faults.window) for kind in replaceable}
+        self._budgets: dict[str, Budget] = {}
+        """by kind of host"""
         self._following: dict[str, Following] = {}
         self._restarts = 0
         self._short: dict[str, int] = {}
@@ -120,7 +119,8 @@ class Supervisor:
         return Follow() if following is None else Follow(following.made)
 
     def _replace(self, host: Host, fault: Fault) -> Fault:
-        budget = self._budgets[host.kind]
+        faults = self._faults
+        budget = self._budgets.setdefault(host.kind, Budget(faults.restarts, faults.window))
         if not budget.spend():
             spent = f" ({host.kind}s may be restarted {budget}: faults.restarts)"
             raise HostFailed(fault, spent, final=True)
