@@ -146,6 +146,11 @@ class Halved(Lying):
         return dataclasses.replace(said, params=said.params | half)
 
 
+class Reversed(Lying):
+    def lie(self, said):
+        return dataclasses.replace(said, params=dict(reversed(said.params.items())))
+
+
 class Remembering(Lying):
     def lie(self, said):
         return dataclasses.replace(said, recurrent={"memory": leaf((3,), np.float32)})
@@ -161,6 +166,7 @@ LIES = [
     (Kept, r"obs\.mean \[5\] float64, averaged .* obs\.mean \[5\] float64, local"),
     (Unlearnt, r"no dream .* says dream \[2\]"),
     (Halved, r"policy\.layers\.1\.weight .* float32 among its params, .* float16"),
+    (Reversed, r"Trainer has policy\.layers\.0\.weight among its params where .* says"),
     (Remembering, r"Policy has no memory among its recurrent state"),
 ]
 
