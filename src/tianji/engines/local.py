@@ -668,11 +668,13 @@ class LocalEngine:
             state = self._stand_in(self._hosts.by_name[self.graph.host_of(role)], role)
             if role.kind == "actor" and buffer is not None:
                 i = role.index
-                state |= {"produced": buffer["produced"][i], "seq": buffer["seqs"][i]}
-                if pushed := buffer["lanes"][i]["pushed"]:  # and not received yet
-                    (lane,) = self.graph.sent("rollouts", role)
-                    head = self._transport.memory(lane.conduit)["head"][pushed[-1][0]]
-                    state |= {"produced": int(head[PRODUCED]), "seq": int(head[SEQ]) + 1}
+                (lane,) = self.graph.sent("rollouts", role)
+                # What was pushed and not received yet, or came before its turn.
+                arrived = [slot for slot, *_ in buffer["lanes"][i]["pushed"]]
+                arrived += [slot for of, slot, *_ in buffer["early"] if of == i]
+                heads = self._transport.memory(lane.conduit)["head"][arrived]
+                state["produced"] = max(buffer["produced"][i], *heads[:, PRODUCED].tolist(), 0)
+                state["seq"] = max(buffer["seqs"][i], *(heads[:, SEQ] + 1).tolist(), 0)
             roles[role] = state
 
     def _stand_in(self, host: Host, role: RoleName) -> State:
