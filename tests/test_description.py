@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +186,13 @@ def test_what_a_policy_does_not_record_is_found():
     make = lambda num_envs: make_env("toy/Chain", num_envs, {})  # noqa: E731
     with pytest.raises((AssertionError, KeyError), match="q"):
         check_algorithm(Recording(minibatches=1), make)
+
+
+def test_describing_pictures_imports_nothing_that_takes_long():
+    """A module that computes on meta would import a second's worth of torch's own parts."""
+    program = (
+        "import sys; from tianji.build import look; from tianji.config import load_config; "
+        "look(load_config('ppo_pong', ['scale.envs_per_actor=1', 'algorithm.minibatches=1'])); "
+        "assert not {'sympy', 'torch._dynamo'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -61,9 +61,11 @@ class Picture(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        *stack, first, _, last = shape
+        *stack, first, middle, last = shape
         self.stacks = bool(stack)
         self.last = last < first
+        self.sides = (first, middle) if self.last else (middle, last)
+        """height and width"""
         self.channels = (last if self.last else first) * (stack[0] if stack else 1)
         self.dtype = torch.float32
         self.scaled = False
@@ -140,9 +142,13 @@ class Features(nn.Sequential):
         else:
             layers = [nn.Conv2d(picture.channels, 16, 3, 1), nn.ReLU()]
         width = FEATURES if large else SMALL_FEATURES
+        channels, sides = picture.channels, np.array(picture.sides)
+        for layer in layers:
+            if isinstance(layer, nn.Conv2d):  # no padding: by counting, as modules may be on meta
+                sides = (sides - layer.kernel_size) // np.array(layer.stride) + 1
+                channels = layer.out_channels
+        flat = channels * int(sides.prod())
         layers = [picture, *layers, nn.Flatten()]
-        with torch.no_grad():
-            flat = nn.Sequential(*layers)(torch.zeros(1, *observation.shape)).shape[1]
         after = [nn.Linear(flat, width), nn.ReLU()] if whole else []
         super().__init__(*layers, *after)
         self.width, self.following = (width if whole else flat), width
