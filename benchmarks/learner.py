@@ -100,8 +100,8 @@ def ours(N: int, way: Any, device: str) -> Callable[[], None]:
     keep_memory()
     env = EnvSpec("Pictures", {"obs": leaf((4, 84, 84), np.uint8)}, Discrete(ACTIONS))
     network = Network() if device == "cuda" else Network(precision=way)
-    spec = Spec(env, network, 1, 1, 1, 0, device, None, None)
-    trainer, part = DQN(batch_size=N, learning_rate=1e-4).trainer(spec), batch_of(N)
+    spec = Spec(env, network, 1, 1, 1, 0, None, None)
+    trainer, part = DQN(batch_size=N, learning_rate=1e-4).trainer(spec, device), batch_of(N)
     if way == "told":
         trainer._step._records = False
 

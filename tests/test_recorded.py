@@ -78,9 +78,9 @@ def batch(N, rng):
 @needs_a_gpu
 def test_a_recorded_update_learns_what_one_told_kernel_by_kernel_learns():
     env = EnvSpec("Pictures", {"obs": leaf((4, 84, 84), np.uint8)}, Discrete(6))
-    spec = Spec(env, Network(), 1, 1, 1, 0, "cuda", None, None)
+    spec = Spec(env, Network(), 1, 1, 1, 0, None, None)
     dqn = DQN(batch_size=16, learning_rate=1e-4, dueling=True, prioritized=True, target_every=4)
-    recorded, told = dqn.trainer(spec), dqn.trainer(spec)
+    recorded, told = dqn.trainer(spec, "cuda"), dqn.trainer(spec, "cuda")
     told._step._records = False
     rng = np.random.default_rng(0)
     for _ in range(EAGER + 8):
@@ -93,9 +93,9 @@ def test_a_recorded_update_learns_what_one_told_kernel_by_kernel_learns():
         np.testing.assert_allclose(recorded.priorities(), told.priorities(), rtol=2e-2, atol=2e-3)
     assert recorded._step._graph is not None
     assert told._step._graph is None
-    state = recorded.state()
-    again = dqn.trainer(spec)
-    again.load_state(state)
+    state = recorded.state.state()
+    again = dqn.trainer(spec, "cuda")
+    again.state.load_state(state)
     part = batch(16, rng)
     for trainer in (recorded, again):
         trainer.take(part)
