@@ -100,8 +100,7 @@ class Assembly:
 
     def memory(self, transport: Transport) -> dict[str, Mapping[str, Array]]:
         """What each conduit between actors, buffer and learners of the group holds, by its name."""
-        what, mine = ("rollouts", "batches", "priorities"), set(self.names())
-        joints = [j for j in self.graph.joints if j.what in what and j.roles <= mine]
+        joints = self.graph.stored(self.spec.group)
         return {j.conduit.name: transport.memory(j.conduit) for j in joints}
 
     def role(
@@ -204,8 +203,8 @@ class Assembly:
     def buffer(self, transport: Transport) -> Buffer:
         chooser, relax, (name,) = self.chooser(transport), self.relax, self.names("buffer")
         most = math.inf if relax.max_staleness is None else relax.max_staleness
-        told = self.graph.received("priorities", name)
-        if told and not isinstance(chooser, PriorityChooser):
+        priorities = self.graph.received("priorities", name)
+        if priorities and not isinstance(chooser, PriorityChooser):
             raise _incomplete(chooser, "prioritize")
         return Buffer(
             chooser=chooser,
@@ -218,7 +217,7 @@ class Assembly:
             ordered=relax.late == "wait",
             max_staleness=most - (relax.window - 1),
             record=not relax.exact,
-            priorities=[transport.inbox(joint.conduit) for joint in told],
+            priorities=[transport.inbox(joint.conduit) for joint in priorities],
             most_out=[self.setup.description.grants] * len(self.lanes),
         )
 

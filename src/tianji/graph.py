@@ -118,6 +118,11 @@ class Graph:
         """The joints of a kind whose memory a role reads in place."""
         return [joint for joint in self.joints if joint.what == what and role in joint.readers]
 
+    def stored(self, group: int) -> list[Joint]:
+        """The joints of a group whose memory a checkpoint holds."""
+        mine, what = set(self.roles_of(group)), ("rollouts", "batches", "priorities")
+        return [joint for joint in self.joints if joint.what in what and joint.roles <= mine]
+
     @cached_property
     def between_hosts(self) -> list[Joint]:
         """The joints that leave a process."""
@@ -267,8 +272,8 @@ def _joints(config: Config, setup: Setup, roles: list[RoleName]) -> list[Joint]:
         number = f"-{i}" * (i > 0)
         join("batches", number, buffer, (learner,), batch, slots=ahead)
         if made.prioritizes:
-            told = priority_layout(made.selection, spec.learners)
-            join("priorities", number, learner, (buffer,), told, slots=ahead + 1)
+            worth = priority_layout(made.selection, spec.learners)
+            join("priorities", number, learner, (buffer,), worth, slots=ahead + 1)
     for server in of.get("server", ()):
         for i, actor in enumerate(actors):
             join("asks", f"-{i}", actor, (server,), asks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -184,8 +184,6 @@ def _stacked(parts: list[Leaves]) -> Leaves:
 class Remote:
     """A policy that is elsewhere, for an actor: it asks the server, and hears the answer later.
     Its recurrent state is only which envs begin an episode; the server has the rest."""
-
-    shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
 
     def __init__(self, asks: Outbox, answers: Inbox) -> None:
         self._asks = asks

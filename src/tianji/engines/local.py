@@ -413,9 +413,7 @@ class LocalEngine:
 
     def _memory(self, group: int) -> dict[str, Mapping[str, Array]]:
         """What the conduits of a group hold; empty where they are its worker's own."""
-        what = ("rollouts", "batches", "priorities")
-        mine = set(self.graph.roles_of(group))
-        joints = [j for j in self.graph.between_hosts if j.what in what and j.roles <= mine]
+        joints = [j for j in self.graph.stored(group) if j in self.graph.between_hosts]
         return {j.conduit.name: self._transport.memory(j.conduit) for j in joints}
 
     def _go(self, elapsed: float) -> None:
